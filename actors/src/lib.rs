@@ -1,0 +1,5 @@
+//! actix actors Node, Shard and Stream: thin shells around the pure cores of `mesh-core`, speaking to its ports.
+//!
+//! What this room must *not* know: libp2p, candle, sockets, files. It reads the clock port, never the machine's clock.
+
+pub mod handle;

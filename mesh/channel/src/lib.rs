@@ -1,0 +1,1 @@
+//! Tensor channels: arenas, slots, credits, generations; in-process and sealed TCP.

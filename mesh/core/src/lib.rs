@@ -1,0 +1,15 @@
+//! The pure heart of `mesh`: identities, records, plans, streams, stages, wire types and ports.
+//!
+//! What this room must *not* know: sockets, files, clocks, threads, async, randomness, candle, libp2p, actix. Time and
+//! random bits are handed in; maps have an order. Same history, same effects: that is what lets the simulator run the
+//! shipped code.
+
+pub mod generation;
+pub mod ids;
+pub mod model;
+pub mod plan;
+pub mod planner;
+pub mod ports;
+pub mod records;
+pub mod step_message;
+pub mod wire;

@@ -1,0 +1,188 @@
+//! What nodes tell each other and keep on disk: node records and deployment records.
+//!
+//! A record is written by one author at a time and versioned; the greater version wins, wherever it is heard and
+//! in whatever order. Merging is therefore commutative and idempotent: a lost message only costs time.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{BootId, DeploymentId, NodeId, PlanHash};
+use crate::model::{HeldModel, Layers, ModelSheet};
+use crate::plan::Plan;
+
+/// What a node says about itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// Who.
+    pub node: NodeId,
+    /// The name that its owner gave it; the host name by default. For people: two nodes may share one.
+    pub name: String,
+    /// Which of its lives.
+    pub boot: BootId,
+    /// Counts its starts; written to disk before joining (R15).
+    pub incarnation: u64,
+    /// Counts the versions of this record within one incarnation.
+    pub version: u64,
+    /// What it is doing.
+    pub state: NodeState,
+    /// What it can hold and how fast it is.
+    pub capacity: Capacity,
+    /// Hash of the bits that its kernels give for a fixed probe (N1).
+    pub numerics_class: u64,
+    /// libp2p multiaddresses under which it can be dialled.
+    pub addresses: Vec<String>,
+    /// Models whose files it can read.
+    pub models: Vec<HeldModel>,
+    /// Shards in its memory.
+    pub shards: Vec<HeldShard>,
+}
+
+impl NodeRecord {
+    /// Greater wins: a later life before a later version.
+    #[must_use]
+    pub fn order(&self) -> (u64, u64) {
+        (self.incarnation, self.version)
+    }
+}
+
+/// What a node says it is doing. That it does not answer is for others to find out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    /// Holds shards and takes more.
+    Up,
+    /// Is about to leave: takes nothing new.
+    Leaving,
+    /// Left on purpose.
+    Left,
+}
+
+/// What a node can hold and how fast it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Capacity {
+    /// Bytes it lends to models: weights, caches, activations, journals.
+    pub memory_bytes: u64,
+    /// Bytes a second that its compute can read from memory, measured. Zero = not measured.
+    pub memory_bandwidth: u64,
+    /// Floating-point (or 8-bit multiply-add) operations a second in a matrix product, measured. Zero = not measured.
+    pub flops: u64,
+    /// Compute threads it lends.
+    pub threads: u16,
+}
+
+/// A shard in a node's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldShard {
+    /// Of which deployment.
+    pub deployment: DeploymentId,
+    /// The layers whose weights are in memory.
+    pub layers: Layers,
+}
+
+/// The wish "keep model M answering", and the plan that fulfils it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeploymentRecord {
+    /// Which.
+    pub id: DeploymentId,
+    /// The model's table of contents.
+    pub sheet: ModelSheet,
+    /// What the user asked for.
+    pub wish: Wish,
+    /// Who wrote this version, and the order of versions.
+    pub version: PlanId,
+    /// The plan in force, if there is one.
+    pub plan: Option<Plan>,
+    /// How it goes.
+    pub status: DeploymentStatus,
+    /// Set for ever once the user deleted it: beats every version (R16).
+    pub deleted: bool,
+}
+
+impl DeploymentRecord {
+    /// The total order of R1 and R16: deletion, then term, epoch, revision, author, plan hash.
+    #[must_use]
+    pub fn order(&self) -> (bool, PlanId, Option<PlanHash>) {
+        (self.deleted, self.version, self.plan.as_ref().map(Plan::hash))
+    }
+}
+
+/// Names one version of a deployment record. Ordered as its fields stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PlanId {
+    /// Counts a deployment's coordinators.
+    pub term: u64,
+    /// Counts a deployment's plans.
+    pub epoch: u64,
+    /// Counts changes of status within an epoch.
+    pub revision: u64,
+    /// The author.
+    pub coordinator: NodeId,
+}
+
+/// What the user asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wish {
+    /// Exactly this many stages; `None` leaves it to the planner.
+    pub split: Option<u16>,
+    /// Tokens a stream may have; `None` = as many as the model was made for and memory allows.
+    pub context: Option<u32>,
+    /// Streams of full context that run side by side.
+    pub streams: u16,
+}
+
+/// How a deployment goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum DeploymentStatus {
+    /// Not placed yet, or being placed again.
+    Planning,
+    /// Nodes are loading the plan that is about to be published.
+    Loading {
+        /// The stages being loaded, first to last.
+        plan: Plan,
+    },
+    /// The plan is published; stages are connecting and a first token is on its way (P6).
+    Starting,
+    /// A token came out.
+    Ready,
+    /// No plan fits the nodes that are there. It is tried again when nodes change.
+    Waiting {
+        /// Bytes that are missing over all; zero if memory is not what is missing.
+        missing_bytes: u64,
+        /// What is missing, in a sentence, node by node where that helps.
+        why: String,
+    },
+    /// Gave up after repeated failures (F28); deploying again starts afresh.
+    Failed {
+        /// The last failure.
+        why: String,
+    },
+}
+
+/// Anything that gossip carries. One that this version does not know is carried on untouched by the directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Record {
+    /// A node.
+    Node(NodeRecord),
+    /// A deployment.
+    Deployment(DeploymentRecord),
+}
+
+/// Names a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum RecordKey {
+    /// A node's.
+    Node(NodeId),
+    /// A deployment's.
+    Deployment(DeploymentId),
+}
+
+impl Record {
+    /// Its name.
+    #[must_use]
+    pub fn key(&self) -> RecordKey {
+        match self {
+            Self::Node(record) => RecordKey::Node(record.node),
+            Self::Deployment(record) => RecordKey::Deployment(record.id),
+        }
+    }
+}

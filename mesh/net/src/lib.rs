@@ -1,0 +1,1 @@
+//! The libp2p adapter: keys, discovery, gossip, control streams.

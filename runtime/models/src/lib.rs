@@ -1,0 +1,1 @@
+//! Models on candle: weight files, architectures, KV cache, kernels, sampler, tokenizers and text.

@@ -1,0 +1,1 @@
+//! The mesh runtime: settings, the Mesh facade, the HTTP API and the command line.

@@ -1,0 +1,2 @@
+//! One command for every check.
+fn main() {}
