@@ -146,6 +146,12 @@ pub enum Refusal {
     /// Something in the message contradicts itself.
     #[error("malformed: {0}")]
     Malformed(String),
+    /// As many streams as the stage takes: try again when one has ended.
+    #[error("{streams} streams run here already")]
+    Busy {
+        /// Streams that are open.
+        streams: u32,
+    },
 }
 
 /// A token as the last stage reports it, to owner and stage 0.

@@ -281,6 +281,11 @@ pub trait Engine: Send {
     fn close(&mut self, stream: StreamId);
     /// Bytes that caches take now.
     fn kv_bytes(&self) -> u64;
+    /// Replaces [`EngineOptions::kv_bytes_max`]: a new plan may leave more or less memory beside the weights. Caches that
+    /// are there stay. An engine that does not bound its caches may leave this empty.
+    fn limit_kv_bytes(&mut self, kv_bytes_max: u64) {
+        let _ = kv_bytes_max;
+    }
     /// One forward pass of a batch. See [`Step`].
     ///
     /// # Errors
