@@ -3,3 +3,8 @@
 //! What this room must *not* know: libp2p, candle, sockets, files. It reads the clock port, never the machine's clock.
 
 pub mod handle;
+pub mod router;
+pub mod shard;
+pub mod shard_inlet;
+mod shard_thread;
+pub mod stream;

@@ -11,5 +11,7 @@ pub mod plan;
 pub mod planner;
 pub mod ports;
 pub mod records;
+pub mod stage;
 pub mod step_message;
+pub mod stream;
 pub mod wire;
