@@ -6,6 +6,7 @@
 
 pub mod generation;
 pub mod ids;
+pub mod liveness;
 pub mod model;
 pub mod plan;
 pub mod planner;
@@ -14,4 +15,6 @@ pub mod records;
 pub mod stage;
 pub mod step_message;
 pub mod stream;
+#[cfg(any(test, feature = "testing"))]
+pub mod toy;
 pub mod wire;
