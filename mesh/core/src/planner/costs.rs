@@ -1,0 +1,256 @@
+//! What a range of layers costs on a node: time for each token, bytes to load.
+//!
+//! Decode reads every weight once for each token, so a layer costs `bytes / bandwidth`, or its arithmetic where that
+//! takes longer. Two small terms break what would be ties: filling nodes evenly, and sharing out the prefill. Each is a
+//! sum over stages of (share × share / size), which is least where shares are proportional to sizes. They are a few
+//! percent of the whole, so that measurement noise of that order between equal machines does not fill one to the brim
+//! and leave the other empty.
+
+use crate::ids::NodeId;
+use crate::model::{Layers, ModelSheet};
+
+use super::memory::{Sizes, net_budget};
+use super::{Desk, PlanInput, PlanLink, PlanNode};
+
+/// Weight of even filling against decode time (guess; above the noise of a bandwidth measurement).
+const EVEN_FILL: f64 = 0.02;
+/// Weight of even prefill against decode time (guess; below even filling: it settles ties).
+const EVEN_PREFILL: f64 = 0.005;
+/// The small terms are rounded to this part of the whole, so that a few kilobytes of logits decide no order of nodes.
+const GRAIN: f64 = 1.0 / 262_144.0;
+/// A further stage must make a token this much faster to be worth its trouble (guess).
+const SPREAD: f64 = 0.05;
+/// Software cost of a hop over TCP (budget of DESIGN section 15).
+const HOP_SOFTWARE_US: u32 = 60;
+/// Taken where no node was measured: one channel of DDR4, a few cores (guess).
+const BANDWIDTH_DEFAULT: u64 = 20_000_000_000;
+/// Prefill is predicted from this where nobody measured arithmetic; it then decides nothing (guess).
+const FLOPS_DEFAULT: u64 = 100_000_000_000;
+const PS: f64 = 1e12;
+
+/// What ranges of layers cost on one node, for one context.
+pub(super) struct Costs {
+    layers: usize,
+    /// Picoseconds for each (first, end), `u64::MAX` where it does not fit or there are no files.
+    table: Vec<u64>,
+    /// Exclusive bound of the useful ends, by first layer; 0 = cannot start here.
+    end_max: Vec<usize>,
+    longest: usize,
+    /// Bytes to be loaded for layers `0..i`, and for embedding and head.
+    moved: Vec<u64>,
+    moved_embed: u64,
+    moved_head: u64,
+    /// Decode picoseconds of layers `0..i`, and of the head.
+    decode: Vec<u64>,
+    decode_head: u64,
+}
+
+impl Costs {
+    pub fn of(desk: &Desk<'_>, node: &PlanNode, context: u32) -> Self {
+        let sheet = desk.input.sheet;
+        let speed = Speed::of(&desk.nodes, node);
+        let mut costs = Self::sums(sheet, node, &speed);
+        costs.fill(desk, node, context, &speed);
+        costs
+    }
+
+    /// The additive parts.
+    fn sums(sheet: &ModelSheet, node: &PlanNode, speed: &Speed) -> Self {
+        let held = node.shard.unwrap_or(Layers::new(0, 0));
+        let (mut moved, mut decode) = (vec![0_u64], vec![0_u64]);
+        for (index, layer) in (0_u16..).zip(&sheet.layers) {
+            let bytes = if held.contains(index) { 0 } else { layer.weight_bytes };
+            moved.push(moved[moved.len() - 1].saturating_add(bytes));
+            decode.push(decode[decode.len() - 1].saturating_add(speed.decode_ps(layer.weight_bytes, layer.flops)));
+        }
+        let (has_first, has_last) = (held.contains(0), held.count() > 0 && held.end == sheet.layer_count());
+        Self {
+            layers: sheet.layers.len(),
+            table: Vec::new(),
+            end_max: Vec::new(),
+            longest: 0,
+            moved,
+            moved_embed: if has_first { 0 } else { sheet.embed_bytes },
+            moved_head: if has_last { 0 } else { sheet.head_bytes },
+            decode,
+            decode_head: speed.decode_ps(head_read_bytes(sheet), sheet.head_flops),
+        }
+    }
+
+    /// The table: what fits, and its cost with the convex terms.
+    fn fill(&mut self, desk: &Desk<'_>, node: &PlanNode, context: u32, speed: &Speed) {
+        let (layers, sizes) = (self.layers, &desk.sizes);
+        let files = node.files.unwrap_or(Layers::new(0, 0));
+        let budget = net_budget(node);
+        let whole = sizes.net_bytes(0, layers, context).max(1) as f64;
+        let all_flops = if speed.measured { sizes.flops(0, layers).max(1) as f64 } else { f64::INFINITY };
+        let reference = &desk.reference;
+        self.table = vec![u64::MAX; (layers + 1) * (layers + 1)];
+        self.end_max = vec![0; layers + 1];
+        for first in usize::from(files.first)..layers {
+            for end in first + 1..=layers.min(files.end.into()) {
+                let net = sizes.net_bytes(first, end, context);
+                if net > budget {
+                    break; // and so is every longer range
+                }
+                let fill = EVEN_FILL * (net as f64 / whole) * (net as f64 / budget as f64);
+                let flops = sizes.flops(first, end);
+                let prefill = EVEN_PREFILL * (flops as f64 / all_flops) * (speed.prefill_ps(flops) / reference.prefill_ps);
+                let convex = ((fill + prefill) / GRAIN).round() * GRAIN * reference.decode_ps;
+                self.table[first * (layers + 1) + end] = self.decode_ps(first, end).saturating_add(convex as u64);
+                self.end_max[first] = end + 1;
+                self.longest = self.longest.max(end - first);
+            }
+        }
+    }
+
+    /// Decode time of a range, in picoseconds for each token.
+    pub fn decode_ps(&self, first: usize, end: usize) -> u64 {
+        let head = if end == self.layers { self.decode_head } else { 0 };
+        (self.decode[end] - self.decode[first]).saturating_add(head)
+    }
+
+    /// Cost of a range in picoseconds; `u64::MAX` where it does not fit.
+    pub fn cost_ps(&self, first: usize, end: usize) -> u64 {
+        self.table[first * (self.layers + 1) + end]
+    }
+
+    /// Most layers that the node can hold, from wherever it can start.
+    pub fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// Exclusive bound of the ends worth trying from `first`.
+    pub fn end_max(&self, first: usize) -> usize {
+        self.end_max[first]
+    }
+
+    /// Bytes of weights that the node would have to read for a range.
+    pub fn moved_bytes(&self, first: usize, end: usize) -> u64 {
+        let embed = if first == 0 { self.moved_embed } else { 0 };
+        let head = if end == self.layers { self.moved_head } else { 0 };
+        (self.moved[end] - self.moved[first]).saturating_add(embed).saturating_add(head)
+    }
+}
+
+/// A node's rates, with a guess where nothing was measured.
+struct Speed {
+    bandwidth: f64,
+    flops: f64,
+    /// Whether `flops` means anything: a guess must not slow a layer down.
+    measured: bool,
+}
+
+impl Speed {
+    fn of(nodes: &[&PlanNode], node: &PlanNode) -> Self {
+        // An unmeasured node is taken to be as slow as the slowest measured one.
+        let slowest = |rate: fn(&PlanNode) -> u64, default: u64| {
+            nodes.iter().map(|node| rate(node)).filter(|&rate| rate > 0).min().unwrap_or(default)
+        };
+        let or = |rate: u64, other: u64| if rate > 0 { rate } else { other } as f64;
+        Self {
+            bandwidth: or(node.capacity.memory_bandwidth, slowest(|node| node.capacity.memory_bandwidth, BANDWIDTH_DEFAULT)),
+            flops: or(node.capacity.flops, slowest(|node| node.capacity.flops, FLOPS_DEFAULT)),
+            measured: nodes.iter().any(|node| node.capacity.flops > 0),
+        }
+    }
+    fn decode_ps(&self, bytes: u64, flops: u64) -> u64 {
+        let arithmetic = if self.measured { flops as f64 / self.flops } else { 0.0 };
+        ((bytes as f64 / self.bandwidth).max(arithmetic) * PS) as u64
+    }
+    fn prefill_ps(&self, flops: u64) -> f64 {
+        flops as f64 / self.flops * PS
+    }
+}
+
+/// The whole model on the fastest node, had it room: what the small terms are fractions of.
+#[derive(Clone, Copy)]
+pub(super) struct Reference {
+    decode_ps: f64,
+    prefill_ps: f64,
+}
+
+impl Reference {
+    pub fn of(sheet: &ModelSheet, sizes: &Sizes, nodes: &[&PlanNode]) -> Self {
+        let speeds: Vec<Speed> = nodes.iter().map(|node| Speed::of(nodes, node)).collect();
+        let bytes = sheet.layers.iter().map(|layer| layer.weight_bytes).fold(head_read_bytes(sheet), u64::saturating_add);
+        let flops = sizes.flops(0, sizes.layers);
+        let least = |of: &dyn Fn(&Speed) -> f64| speeds.iter().map(of).fold(f64::INFINITY, f64::min).max(1.0);
+        Self { decode_ps: least(&|speed| speed.decode_ps(bytes, flops) as f64), prefill_ps: least(&|speed| speed.prefill_ps(flops)) }
+    }
+}
+
+/// Bytes of the head that each token reads.
+fn head_read_bytes(sheet: &ModelSheet) -> u64 {
+    if sheet.tied { sheet.embed_bytes.max(sheet.head_bytes) } else { sheet.head_bytes }
+}
+
+/// What going from one node to the next costs.
+pub(super) struct Hops<'a> {
+    links: Option<&'a [PlanLink]>,
+    /// What one more stage must gain.
+    spread_ps: u64,
+}
+
+impl<'a> Hops<'a> {
+    pub fn new(input: &'a PlanInput<'a>, reference: &Reference) -> Self {
+        Self { links: input.links.as_deref(), spread_ps: (SPREAD * reference.decode_ps) as u64 }
+    }
+
+    /// The link between two nodes, if they can be neighbours.
+    fn link(&self, a: NodeId, b: NodeId) -> Option<(u32, u64)> {
+        match self.links {
+            None => Some((PlanLink::DEFAULT_DELAY_US, PlanLink::DEFAULT_BYTES_PER_S)),
+            Some(links) => {
+                let joins = |link: &&PlanLink| (link.a == a && link.b == b) || (link.a == b && link.b == a);
+                links.iter().filter(joins).map(|link| (link.delay_us, link.bytes_per_s.max(1))).min_by_key(|link| link.0)
+            }
+        }
+    }
+
+    /// Picoseconds that the hidden state of one token takes from `a` to `b`.
+    fn travel_ps(&self, sheet: &ModelSheet, a: NodeId, b: NodeId) -> Option<u64> {
+        let (delay_us, rate) = self.link(a, b)?;
+        let transfer = f64::from(sheet.hidden_width) * 4.0 / rate as f64 * PS;
+        Some((u64::from(delay_us) + u64::from(HOP_SOFTWARE_US)) * 1_000_000 + transfer as u64)
+    }
+
+    /// The hop as the search counts it: travel, and the trouble of one more stage.
+    pub fn ps(&self, sheet: &ModelSheet, a: NodeId, b: NodeId) -> Option<u64> {
+        Some(self.travel_ps(sheet, a, b)?.saturating_add(self.spread_ps))
+    }
+
+    /// Numbers that are equal for nodes which no plan can tell apart, so that only one order of them is tried.
+    pub fn kinds(&self, nodes: &[&PlanNode]) -> Vec<usize> {
+        let alike = |a: &PlanNode, b: &PlanNode| {
+            self.links.is_none()
+                && (a.capacity, a.taken_bytes, a.numerics_class, a.files, a.shard)
+                    == (b.capacity, b.taken_bytes, b.numerics_class, b.files, b.shard)
+        };
+        nodes.iter().map(|node| nodes.iter().position(|other| std::ptr::eq(*other, *node) || alike(other, node)).unwrap_or(0)).collect()
+    }
+}
+
+/// Predicted (prefill, decode) tokens a second of a chain.
+pub(super) fn rates(desk: &Desk<'_>, parts: &[(&PlanNode, Layers)], context: u32) -> (f64, f64) {
+    let sheet = desk.input.sheet;
+    let mut decode_ps = 0_u64;
+    let mut slowest_ps = 0.0_f64; // chunks of a prompt follow each other: the slowest stage or link sets the pace
+    for (node, layers) in parts {
+        let (first, end) = (usize::from(layers.first), usize::from(layers.end));
+        decode_ps = decode_ps.saturating_add(Costs::of(desk, node, context).decode_ps(first, end));
+        slowest_ps = slowest_ps.max(Speed::of(&desk.nodes, node).prefill_ps(desk.sizes.flops(first, end)));
+    }
+    for pair in parts.windows(2) {
+        let (a, b) = (pair[0].0.node, pair[1].0.node);
+        decode_ps = decode_ps.saturating_add(desk.hops.travel_ps(sheet, a, b).unwrap_or(0));
+        let rate = desk.hops.link(a, b).map_or(PlanLink::DEFAULT_BYTES_PER_S, |link| link.1);
+        slowest_ps = slowest_ps.max(f64::from(sheet.hidden_width) * 4.0 / rate as f64 * PS);
+    }
+    if parts.len() > 1 {
+        // The token goes back to stage 0: a short message.
+        let delay_us = desk.hops.link(parts[0].0.node, parts[parts.len() - 1].0.node).map_or(PlanLink::DEFAULT_DELAY_US, |link| link.0);
+        decode_ps = decode_ps.saturating_add((u64::from(delay_us) + u64::from(HOP_SOFTWARE_US)) * 1_000_000);
+    }
+    (PS / slowest_ps.max(1.0), PS / (decode_ps as f64).max(1.0))
+}
