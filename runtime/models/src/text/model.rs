@@ -1,0 +1,158 @@
+//! [`TextModel`]: everything about a model that is text and not numbers.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::chat::ChatRequest;
+use super::codec::Codec;
+use super::error::TextError;
+use super::hf::{self, HfFiles};
+use super::pipeline::{Start, TextPipeline};
+use super::template::Templates;
+use super::tokens::{Sight, TokenTable};
+use crate::files::gguf::Value;
+
+/// A model's tokenizer, chat template and end tokens. Immutable; share it behind an `Arc`.
+#[derive(Debug)]
+pub struct TextModel {
+    codec: Codec,
+    tokens: Arc<TokenTable>,
+    around: Around,
+    end_ids: Arc<[u32]>,
+    templates: Templates,
+}
+
+/// The tokens that go around a text that was asked to be encoded with special tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Around {
+    /// Put before it, unless the tokenizer did so itself.
+    pub(super) bos: Option<u32>,
+    /// Put after it, unless the tokenizer did so itself.
+    pub(super) eos: Option<u32>,
+    /// The begin token, whoever puts it there. A text that begins with it already does not get a second one.
+    pub(super) begin: Option<u32>,
+}
+
+impl TextModel {
+    pub(super) fn new(codec: Codec, tokens: TokenTable, around: Around, end_ids: Vec<u32>, templates: Templates) -> Self {
+        Self { codec, tokens: Arc::new(tokens), around, end_ids: end_ids.into(), templates }
+    }
+
+    /// The text side of a Hugging Face directory. Only `tokenizer.json` must be there.
+    ///
+    /// # Errors
+    /// Missing or damaged files, or a kind of tokenizer that this version does not know: in words that name it.
+    pub fn from_hf_dir(directory: &Path) -> Result<Self, TextError> {
+        hf::from_dir(directory)
+    }
+
+    /// The text side from the contents of `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and
+    /// `config.json`. Empty means absent; the first must be there.
+    ///
+    /// # Errors
+    /// As [`TextModel::from_hf_dir`].
+    pub fn from_bytes(tokenizer: &[u8], tokenizer_config: &[u8], generation_config: &[u8], config: &[u8]) -> Result<Self, TextError> {
+        hf::from_files(HfFiles { tokenizer, tokenizer_config, generation_config, config, ..HfFiles::default() })
+    }
+
+    /// The text side of a GGUF file, from its metadata: vocabularies of the kinds `gpt2` and `llama`.
+    ///
+    /// # Errors
+    /// Missing or contradictory entries, or a kind of tokenizer that this version does not know: in words that name it.
+    pub fn from_gguf(metadata: &BTreeMap<String, Value>) -> Result<Self, TextError> {
+        super::from_gguf::from_metadata(metadata)
+    }
+
+    /// The ids of a text. `add_special` puts the model's begin token (and what else it wants) around it, as for a plain
+    /// prompt; a rendered chat has them already. Special tokens that are written out in the text become their ids.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`]: longer than [`super::TEXT_BYTES_MAX`], or the tokenizer gave up on it.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        let mut ids = self.codec.encode(text, add_special)?;
+        if !add_special {
+            return Ok(ids);
+        }
+        if let Some(bos) = self.around.bos.filter(|bos| ids.first() != Some(bos)) {
+            ids.insert(0, bos);
+        }
+        if let Some(eos) = self.around.eos.filter(|eos| ids.last() != Some(eos)) {
+            ids.push(eos);
+        }
+        if let ([first, second, ..], Some(begin)) = (ids.as_slice(), self.around.begin)
+            && *first == begin
+            && *second == begin
+        {
+            ids.remove(0);
+        }
+        Ok(ids)
+    }
+
+    /// The text of these ids, special tokens left out. Joining the pieces of a pipeline over them gives the same.
+    #[must_use]
+    pub fn decode(&self, ids: &[u32], start: Start) -> String {
+        let mut pipeline = self.pipeline_from(start, Vec::new());
+        let mut text: String = ids.iter().map(|&id| pipeline.push(id).text).collect();
+        text.push_str(&pipeline.finish());
+        text
+    }
+
+    /// A pipeline for text that continues a prompt (completions).
+    #[must_use]
+    pub fn pipeline(&self, stops: Vec<String>) -> TextPipeline {
+        self.pipeline_from(Start::Continuing, stops)
+    }
+
+    /// A pipeline for text that continues a prompt, or is one of its own (an assistant's turn: [`Start::Fresh`]).
+    #[must_use]
+    pub fn pipeline_from(&self, start: Start, stops: Vec<String>) -> TextPipeline {
+        TextPipeline::new(Arc::clone(&self.tokens), Arc::clone(&self.end_ids), start, stops)
+    }
+
+    /// The prompt that the model's chat template makes of messages. Encode it with `add_special` = false: it has its begin token.
+    ///
+    /// # Errors
+    /// No template, or it refuses the messages (F96: its own text), or messages that are none, or it fails.
+    pub fn render_chat(&self, request: &ChatRequest) -> Result<String, TextError> {
+        self.templates.render(request)
+    }
+
+    /// Whether the model can answer chat messages.
+    #[must_use]
+    pub const fn has_chat_template(&self) -> bool {
+        self.templates.exist()
+    }
+
+    /// The ids of a chat: rendered and encoded.
+    ///
+    /// # Errors
+    /// As [`TextModel::render_chat`] and [`TextModel::encode`].
+    pub fn encode_chat(&self, request: &ChatRequest) -> Result<Vec<u32>, TextError> {
+        self.encode(&self.render_chat(request)?, false)
+    }
+
+    /// Tokens that end an answer, sorted.
+    #[must_use]
+    pub fn end_ids(&self) -> &[u32] {
+        &self.end_ids
+    }
+
+    /// The raw bytes of a token, also of a special one; empty for an id that is no token.
+    #[must_use]
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.tokens.bytes(id).to_vec()
+    }
+
+    /// Whether a token is special: it steers the model and is never shown.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        self.tokens.sight(id) == Sight::Hidden
+    }
+
+    /// One more than the largest id the tokenizer knows. The model's own vocabulary may be larger (padding).
+    #[must_use]
+    pub fn vocabulary(&self) -> u32 {
+        self.tokens.len()
+    }
+}
