@@ -4,6 +4,8 @@
 //! random bits are handed in; maps have an order. Same history, same effects: that is what lets the simulator run the
 //! shipped code.
 
+pub mod deployments;
+pub mod directory;
 pub mod generation;
 pub mod ids;
 pub mod liveness;

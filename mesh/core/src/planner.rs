@@ -131,16 +131,18 @@ pub struct NoPlan {
 /// # Errors
 /// Nothing fits, the wish contradicts the model or the nodes, or the model's sheet makes no sense: see [`NoPlan`].
 pub fn plan(input: &PlanInput<'_>) -> Result<Planned, NoPlan> {
-    check(input)?;
+    check_wish(input.sheet, input.wish)?;
     let desk = Desk::new(input)?;
     let chosen = desk.choose().ok_or_else(|| desk.no_plan())?;
     Ok(desk.planned(chosen))
 }
 
 /// Refuses what cannot be planned for, whatever the nodes.
-fn check(input: &PlanInput<'_>) -> Result<(), NoPlan> {
+///
+/// # Errors
+/// The wish contradicts the model, or the sheet makes no sense.
+pub fn check_wish(sheet: &ModelSheet, wish: Wish) -> Result<(), NoPlan> {
     let refuse = |why: String| Err(NoPlan { missing_bytes: 0, why, left_out: Vec::new() });
-    let (sheet, wish) = (input.sheet, input.wish);
     if let Err(why) = memory::sound(sheet) {
         return refuse(why);
     }

@@ -1,0 +1,251 @@
+//! The core in small worlds: a few nodes, messages that are late, doubled or lost, crashes, partitions, full disks. After
+//! the world heals, all must agree on one record and one plan that answers.
+
+mod world;
+
+use proptest::prelude::*;
+
+use super::*;
+use world::World;
+
+/// What a schedule is made of.
+#[derive(Clone, Debug)]
+enum Act {
+    Deploy(usize, Option<u16>),
+    Undeploy(usize),
+    Crash(usize),
+    Restart(usize),
+    Part(u8),
+    Heal,
+    DiskFull(usize, bool),
+    ShardPanics(usize),
+    Freeze(usize),
+    Wait(u64),
+}
+
+fn any_act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        2 => (0_usize..4, prop::option::of(1_u16..4)).prop_map(|(node, split)| Act::Deploy(node, split)),
+        1 => (0_usize..4).prop_map(Act::Undeploy),
+        3 => (0_usize..4).prop_map(Act::Crash),
+        3 => (0_usize..4).prop_map(Act::Restart),
+        2 => (1_u8..15).prop_map(Act::Part),
+        2 => Just(Act::Heal),
+        1 => (0_usize..4, any::<bool>()).prop_map(|(node, full)| Act::DiskFull(node, full)),
+        1 => (0_usize..4).prop_map(Act::ShardPanics),
+        1 => (0_usize..4).prop_map(Act::Freeze),
+        6 => (1_u64..4_000).prop_map(Act::Wait),
+    ]
+}
+
+fn play(world: &mut World, act: &Act) {
+    match *act {
+        Act::Deploy(node, split) => world.deploy(node, split),
+        Act::Undeploy(node) => world.undeploy(node),
+        Act::Crash(node) => world.crash(node),
+        Act::Restart(node) => world.restart(node),
+        Act::Part(mask) => world.part(mask),
+        Act::Heal => world.part(0),
+        Act::DiskFull(node, full) => world.disk_full(node, full),
+        Act::ShardPanics(node) => world.shard_panics(node),
+        Act::Freeze(node) => world.freeze(node),
+        Act::Wait(ms) => world.run(ms),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_a_healed_mesh_agrees_and_answers(seed in any::<u64>(), acts in prop::collection::vec(any_act(), 0..24)) {
+        let mut world = World::new(seed, 4);
+        world.run(1_000);
+        for act in &acts {
+            play(&mut world, act);
+        }
+        world.heal();
+        world.run(90_000);
+        world.check_agreed();
+    }
+}
+
+#[test]
+fn a_deployment_becomes_ready_and_a_record_is_on_disk_before_it_is_heard_of() {
+    let mut world = World::new(1, 3);
+    world.run(1_000);
+    world.deploy(0, Some(3));
+    world.run(5_000);
+    world.check_agreed();
+    let record = world.only_record(1);
+    assert_eq!((record.status, record.plan.map(|plan| plan.stages().len())), (DeploymentStatus::Ready, Some(3)));
+}
+
+#[test]
+fn when_a_stage_dies_the_rest_plans_without_it_and_keeps_what_it_holds() {
+    let mut world = World::new(2, 3);
+    world.run(1_000);
+    world.deploy(0, Some(3));
+    world.run(5_000);
+    let before = world.only_record(0).plan.expect("ready");
+    let victim = (0..3).find(|&node| world.id(node) != world.only_record(0).version.coordinator).expect("three nodes");
+    world.crash(victim);
+    world.run(5_000);
+    let survivor = (0..3).find(|&node| node != victim).expect("three nodes");
+    let record = world.only_record(survivor);
+    let plan = record.plan.expect("planned anew");
+    assert_eq!(record.status, DeploymentStatus::Ready);
+    assert!(plan.stages().iter().all(|stage| stage.node != world.id(victim)));
+    for stage in plan.stages() {
+        let (_, was) = before.stage_of(stage.node).expect("a survivor");
+        assert!(stage.layers.first <= was.layers.first && was.layers.end <= stage.layers.end, "{stage:?} dropped what it held: {was:?}");
+    }
+}
+
+#[test]
+fn when_the_coordinator_dies_another_takes_over_with_a_greater_term() {
+    let mut world = World::new(3, 4);
+    world.run(1_000);
+    world.deploy(0, Some(2));
+    world.run(5_000);
+    let before = world.only_record(1);
+    assert_eq!(before.version.coordinator, world.id(0));
+    world.crash(0);
+    world.run(6_000);
+    let after = world.only_record(1);
+    assert!(after.version.term > before.version.term && after.version.coordinator != world.id(0));
+    assert_eq!(after.status, DeploymentStatus::Ready);
+    world.check_agreed();
+}
+
+#[test]
+fn a_takeover_of_an_intact_plan_keeps_its_hash_and_loads_nothing() {
+    let mut world = World::new(4, 4);
+    world.run(1_000);
+    world.deploy(3, Some(2));
+    world.run(5_000);
+    let before = world.only_record(0);
+    let plan = before.plan.expect("ready");
+    assert!(plan.stage_of(world.id(3)).is_none(), "of equal nodes the first are chosen: the coordinator holds nothing");
+    let loads = world.loads;
+    world.crash(3);
+    world.run(6_000);
+    let after = world.only_record(0);
+    assert_eq!((after.plan.map(|plan| plan.hash()), world.loads), (Some(plan.hash()), loads));
+    assert!(after.version.term > before.version.term && after.status == DeploymentStatus::Ready);
+}
+
+#[test]
+fn two_coordinators_of_a_partition_merge_into_one() {
+    let mut world = World::new(5, 4);
+    world.run(1_000);
+    world.deploy(0, Some(2));
+    world.run(5_000);
+    world.part(0b0011);
+    world.run(8_000);
+    let (left, right) = (world.only_record(0), world.only_record(3));
+    assert_ne!(left.version.coordinator, right.version.coordinator, "the other side took over");
+    world.part(0);
+    world.run(10_000);
+    world.check_agreed();
+}
+
+#[test]
+fn what_does_not_fit_waits_with_numbers_and_starts_when_a_node_comes() {
+    let mut world = World::new(6, 4);
+    world.crash(2);
+    world.crash(3);
+    world.run(1_000);
+    world.deploy_large(0);
+    world.run(3_000);
+    let DeploymentStatus::Waiting { missing_bytes, why } = world.only_record(0).status else { panic!("it waits") };
+    assert!(missing_bytes > 0 && why.contains("missing"), "{why}");
+    world.restart(2);
+    world.run(6_000);
+    assert_eq!(world.only_record(0).status, DeploymentStatus::Ready);
+}
+
+#[test]
+fn a_load_that_always_fails_is_given_up_after_growing_pauses() {
+    let mut world = World::new(7, 1);
+    world.loads_fail = true;
+    world.deploy(0, None);
+    world.run(60_000);
+    assert!(matches!(world.only_record(0).status, DeploymentStatus::Failed { .. }));
+    assert_eq!(world.loads, 5, "five tries, then none");
+    world.run(600_000);
+    assert_eq!(world.loads, 5);
+    // Asking again starts afresh.
+    world.loads_fail = false;
+    world.deploy(0, None);
+    world.run(5_000);
+    assert_eq!(world.only_record(0).status, DeploymentStatus::Ready);
+}
+
+#[test]
+fn a_deleted_deployment_stays_deleted_through_a_restart_of_everyone() {
+    let mut world = World::new(8, 3);
+    world.run(1_000);
+    world.deploy(0, None);
+    world.run(5_000);
+    world.crash(2);
+    world.run(2_000);
+    world.undeploy(1);
+    world.run(2_000);
+    world.crash(0);
+    world.crash(1);
+    world.restart(2); // remembers it as ready
+    world.run(500);
+    world.restart(0);
+    world.restart(1);
+    world.run(10_000);
+    for node in 0..3 {
+        assert!(world.only_record(node).deleted);
+        assert!(world.shard_count(node) == 0);
+    }
+}
+
+#[test]
+fn everyone_restarts_and_the_deployment_proves_itself_again() {
+    let mut world = World::new(9, 3);
+    world.run(1_000);
+    world.deploy(0, Some(3));
+    world.run(5_000);
+    let plan = world.only_record(0).plan.expect("ready").hash();
+    (0..3).for_each(|node| world.crash(node));
+    (0..3).for_each(|node| world.restart(node));
+    world.run(10_000);
+    world.check_agreed();
+    assert_eq!(world.only_record(0).plan.map(|plan| plan.hash()), Some(plan), "nobody was gone for long: the same plan");
+}
+
+#[test]
+fn a_wish_that_contradicts_the_model_is_refused_at_once() {
+    let mut world = World::new(10, 1);
+    let mut effects = Vec::new();
+    let wish = Wish { split: Some(99), context: None, streams: 1 };
+    let answer = world.core(0).deploy(1, world::small_sheet(), wish, &mut effects);
+    assert!(answer.is_err_and(|why| why.contains("at most")) && effects.is_empty());
+}
+
+#[test]
+fn a_full_disk_publishes_nothing_and_says_so() {
+    let mut world = World::new(11, 2);
+    world.run(1_000);
+    world.disk_full(0, true);
+    world.deploy(0, None);
+    world.run(5_000);
+    assert!((0..2).all(|node| world.record_count(node) == 0));
+    assert!(world.notices.iter().any(|notice| notice.contains("could not be written")));
+}
+
+#[test]
+fn a_core_with_nothing_to_do_is_woken_about_once_a_second() {
+    let mut world = World::new(12, 3);
+    world.run(1_000);
+    world.deploy(0, Some(3));
+    world.run(70_000);
+    let before = world.steps;
+    world.run(10_000);
+    let a_second = (world.steps - before) / 10;
+    assert!(a_second <= 3 * 5, "{a_second} steps a second for three idle nodes");
+}
