@@ -3,8 +3,11 @@
 //! What this room must *not* know: libp2p, candle, sockets, files. It reads the clock port, never the machine's clock.
 
 pub mod handle;
+pub mod node;
 pub mod router;
 pub mod shard;
 pub mod shard_inlet;
+mod shard_lanes;
 mod shard_thread;
+mod shard_worker;
 pub mod stream;

@@ -92,6 +92,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Lanes are about to be looked at: wakes from here on count again.
+    pub fn looking_at_lanes(&self) {
+        self.look.store(false, Ordering::SeqCst);
+    }
     /// A step with these streams begins.
     pub fn begin(&self, streams: Vec<Running>) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -273,10 +277,6 @@ impl ShardInlet {
     /// Lets `waker` know of each push, for a shard that is not driven by a thread of its own.
     pub fn on_push(&self, waker: Arc<dyn Wake>) {
         let _ = self.shared.on_push.set(waker);
-    }
-    /// Lanes are about to be looked at: wakes from here on count again.
-    pub fn looking(&self) {
-        self.shared.look.store(false, Ordering::SeqCst);
     }
 }
 
