@@ -63,7 +63,7 @@ pub fn numerics_class(cx: &Compute) -> u64 {
 fn linears(cx: &Compute, hash: &mut Hash) -> Result<()> {
     let (rows, cols) = (40, 512);
     for (index, format) in FORMATS.into_iter().enumerate() {
-        let Some(len) = format.bytes_of(rows as u64, cols as u64) else { continue };
+        let Some(len) = format.bytes_of(rows, cols) else { continue };
         let weights = weights(format, len as usize, index as u32);
         let Ok(linear) = Linear::from_file_bytes(cx, format, rows, cols, &weights, None) else {
             hash.word(index as u32);

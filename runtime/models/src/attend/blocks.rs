@@ -139,38 +139,31 @@ pub(super) struct Partials {
     values: Vec<Line>,
 }
 
-/// Attention over a range of blocks, folded into a state.
-pub(super) struct Fold<'a> {
+/// Attention over a range of blocks.
+pub(super) struct Blocks<'a> {
     pub(super) tile: Tile<'a>,
     pub(super) blocks: std::ops::Range<usize>,
-    pub(super) state: &'a mut State,
+    pub(super) into: Into<'a>,
 }
 
-impl Kernel for Fold<'_> {
-    type Out = ();
+/// Where a block's results go.
+pub(super) enum Into<'a> {
+    /// Folded at once.
+    State(&'a mut State),
+    /// Kept for itself.
+    Partials(&'a mut Partials),
+}
+
+impl Into<'_> {
     #[inline(always)]
-    fn run<V: Lanes>(self) {
-        let state = self.state;
-        each_block::<V>(&self.tile, self.blocks, |row, greatest, sum, values| state.fold::<V>(row, greatest, sum, values));
-    }
-}
-
-/// Attention over a range of blocks, each kept for itself.
-pub(super) struct Keep<'a> {
-    pub(super) tile: Tile<'a>,
-    pub(super) blocks: std::ops::Range<usize>,
-}
-
-impl Kernel for Keep<'_> {
-    type Out = Partials;
-    #[inline(always)]
-    fn run<V: Lanes>(self) -> Partials {
-        let mut kept = Partials::default();
-        each_block::<V>(&self.tile, self.blocks, |row, greatest, sum, values| {
-            kept.heads.push((row, greatest, sum));
-            kept.values.extend_from_slice(values);
-        });
-        kept
+    fn put<V: Lanes>(&mut self, row: usize, greatest: f32, sum: f32, values: &[Line]) {
+        match self {
+            Self::State(state) => state.fold::<V>(row, greatest, sum, values),
+            Self::Partials(kept) => {
+                kept.heads.push((row, greatest, sum));
+                kept.values.extend_from_slice(values);
+            }
+        }
     }
 }
 
@@ -191,101 +184,133 @@ impl Kernel for FoldKept<'_> {
     }
 }
 
-/// Hands (row, greatest score, sum, values) of each row of each block to `emit`, for a row in block order.
-#[inline(always)]
-fn each_block<V: Lanes>(tile: &Tile<'_>, blocks: std::ops::Range<usize>, mut emit: impl FnMut(usize, f32, f32, &[Line])) {
-    let lines = tile.heads.value_lines();
-    let queries = tile.packed_queries();
-    let mut widened = Widened::default();
-    let mut scores: Scores = [[0.0; BLOCK_POSITIONS]; ROWS];
-    let mut values = vec![Line::ZERO; ROWS * lines];
-    for block in blocks {
-        // The last row sees the most of a block's end.
-        let end = tile.seen(tile.rows() - 1, block).end;
-        let (keys, block_values) = widened.block::<V>(tile, block, end);
-        for piece in tile.pieces() {
-            let (first, rows) = (piece.start, piece.len());
-            let q = &queries[first * tile.heads.dim..][..rows * tile.heads.dim];
-            let seen = |r: usize| tile.seen(first + r, block);
-            let values = &mut values[..rows * lines];
-            macro_rules! with_rows {
-                ($($rows:literal)*) => {
-                    match rows {
-                        $($rows => piece_of_block::<V, $rows>(q, keys, block_values, tile.scale, seen, &mut scores, values),)*
-                        _ => continue,
-                    }
-                };
-            }
-            let stats = with_rows!(1 2 3 4 5 6);
-            for (r, (greatest, sum)) in stats.into_iter().enumerate().take(rows) {
-                if !seen(r).is_empty() {
-                    emit(first + r, greatest, sum, &values[r * lines..][..lines]);
-                }
+impl Kernel for Blocks<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<V: Lanes>(mut self) {
+        let tile = &self.tile;
+        let queries = tile.packed_queries();
+        let mut room = Room::new(tile);
+        let mut widened = Widened::default();
+        for block in self.blocks {
+            // The last row sees furthest.
+            let end = tile.seen(tile.rows() - 1, block).end;
+            let (keys, values) = widened.block::<V>(tile, block, end);
+            for piece in tile.pieces() {
+                let q = &queries[piece.start * tile.heads.dim..piece.end * tile.heads.dim];
+                room.piece::<V>(tile, piece, block, q, keys, values, &mut self.into);
             }
         }
     }
 }
 
-/// One block for R rows: leaves the weighted values in `values`, gives greatest score and sum of each row.
-#[inline(always)]
-fn piece_of_block<V: Lanes, const R: usize>(
-    q: &[f32],
-    keys: &[Line],
-    block_values: &[Line],
-    scale: f32,
-    seen: impl Fn(usize) -> std::ops::Range<usize>,
-    scores: &mut Scores,
-    values: &mut [Line],
-) -> [(f32, f32); ROWS] {
-    let mut stats = [(0.0, 0.0); ROWS];
-    // Positions rise with the rows: the last row sees furthest, the first row with anything to see reaches back furthest.
-    let end = seen(R - 1).end;
-    let start = (0..R).map(&seen).find(|keys| !keys.is_empty()).map_or(end, |keys| keys.start);
-    if start == end {
-        return stats;
-    }
-    let (q, _) = q.as_chunks::<R>();
-    all_scores::<V, R>(q, keys, scale, start / LANES..end.div_ceil(LANES), scores);
-    for (r, (stats, scores)) in stats.iter_mut().zip(scores.iter_mut()).enumerate().take(R) {
-        let seen = seen(r);
-        if !seen.is_empty() {
-            *stats = softmax::<V>(scores, seen);
+/// Working memory for up to six rows against one block.
+struct Room {
+    /// Keys of the block that each row sees, counted from the block's first.
+    seen: [std::ops::Range<usize>; ROWS],
+    scores: Scores,
+    /// Greatest score and sum of each row.
+    stats: [(f32, f32); ROWS],
+    values: Vec<Line>,
+}
+
+/// Calls a function that is generic over a number of rows.
+macro_rules! with_rows {
+    ($rows:expr, $function:ident::<V, _>($($operand:expr),* $(,)?)) => {
+        match $rows {
+            1 => $function::<V, 1>($($operand),*),
+            2 => $function::<V, 2>($($operand),*),
+            3 => $function::<V, 3>($($operand),*),
+            4 => $function::<V, 4>($($operand),*),
+            5 => $function::<V, 5>($($operand),*),
+            6 => $function::<V, 6>($($operand),*),
+            _ => {}
+        }
+    };
+}
+
+impl Room {
+    fn new(tile: &Tile<'_>) -> Self {
+        Self {
+            seen: Default::default(),
+            scores: [[0.0; BLOCK_POSITIONS]; ROWS],
+            stats: [(0.0, 0.0); ROWS],
+            values: vec![Line::ZERO; ROWS * tile.heads.value_lines()],
         }
     }
-    values.fill(Line::ZERO);
-    // What all rows see, together; before and behind it, row by row.
-    let all = (0..R).map(&seen).fold(0..BLOCK_POSITIONS, |all, seen| all.start.max(seen.start)..all.end.min(seen.end));
-    let lines = values.len() / R;
-    if all.is_empty() {
-        for (r, values) in values.chunks_exact_mut(lines).enumerate() {
-            add_values::<V, 1>(&[scores[r]], block_values, seen(r), values);
+
+    /// One piece of a tile against one block.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "the operands of a kernel, called at one place")]
+    fn piece<V: Lanes>(
+        &mut self,
+        tile: &Tile<'_>,
+        piece: std::ops::Range<usize>,
+        block: usize,
+        q: &[f32],
+        keys: &[Line],
+        block_values: &[Line],
+        into: &mut Into<'_>,
+    ) {
+        let (first, rows) = (piece.start, piece.len());
+        for (row, seen) in piece.zip(&mut self.seen) {
+            *seen = tile.seen(row, block);
         }
-        return stats;
+        let seen = &self.seen[..rows];
+        // Positions rise with the rows: the last sees furthest, the first with anything to see reaches back furthest.
+        let Some(start) = seen.iter().find(|seen| !seen.is_empty()).map(|seen| seen.start) else { return };
+        let groups = start / LANES..seen[rows - 1].end.div_ceil(LANES);
+        with_rows!(rows, all_scores::<V, _>(q, keys, tile.scale, groups.clone(), &mut self.scores));
+        for ((seen, scores), stats) in seen.iter().zip(&mut self.scores).zip(&mut self.stats) {
+            if !seen.is_empty() {
+                *stats = softmax::<V>(scores, seen.clone());
+            }
+        }
+        // What all rows see, together; what is before and behind it, row by row.
+        let all = seen.iter().fold(0..BLOCK_POSITIONS, |all, seen| all.start.max(seen.start)..all.end.min(seen.end));
+        let together = rows > 1 && !all.is_empty();
+        let lines = block_values.len() / BLOCK_POSITIONS;
+        let values = &mut self.values[..rows * lines];
+        values.fill(Line::ZERO);
+        for behind in [false, true] {
+            for ((seen, scores), values) in seen.iter().zip(&self.scores).zip(values.chunks_exact_mut(lines)) {
+                let keys = match (together, behind) {
+                    (true, false) => seen.start..all.start,
+                    (true, true) => all.end..seen.end,
+                    (false, false) => seen.clone(),
+                    (false, true) => 0..0,
+                };
+                add_values::<V, 1>(std::slice::from_ref(scores), block_values, keys, values);
+            }
+            if together && !behind {
+                with_rows!(rows, add_values::<V, _>(&self.scores, block_values, all.clone(), values));
+            }
+        }
+        for (r, (&(greatest, sum), values)) in self.stats.iter().zip(values.chunks_exact(lines)).enumerate() {
+            if !self.seen[r].is_empty() {
+                into.put::<V>(first + r, greatest, sum, values);
+            }
+        }
     }
-    for (r, values) in values.chunks_exact_mut(lines).enumerate() {
-        add_values::<V, 1>(&[scores[r]], block_values, seen(r).start..all.start, values);
-    }
-    if let Some(scores) = scores.first_chunk::<R>() {
-        add_values::<V, R>(scores, block_values, all.clone(), values);
-    }
-    for (r, values) in values.chunks_exact_mut(lines).enumerate() {
-        add_values::<V, 1>(&[scores[r]], block_values, all.end..seen(r).end, values);
-    }
-    stats
 }
 
 /// Scores of R rows against some groups of sixteen keys. Few rows take several groups at once, to have sums enough in
 /// flight for the multipliers' latency.
 #[inline(always)]
-fn all_scores<V: Lanes, const R: usize>(q: &[[f32; R]], keys: &[Line], scale: f32, groups: std::ops::Range<usize>, scores: &mut Scores) {
+fn all_scores<V: Lanes, const R: usize>(q: &[f32], keys: &[Line], scale: f32, groups: std::ops::Range<usize>, scores: &mut Scores) {
+    let (q, _) = q.as_chunks::<R>();
     let mut group = groups.start;
-    while R == 1 && group + 4 <= groups.end {
-        some_scores::<V, R, 4>(q, keys, scale, group, scores);
-        group += 4;
+    if const { R == 1 } {
+        while group + 4 <= groups.end {
+            some_scores::<V, R, 4>(q, keys, scale, group, scores);
+            group += 4;
+        }
     }
-    while R <= 3 && group + 2 <= groups.end {
-        some_scores::<V, R, 2>(q, keys, scale, group, scores);
-        group += 2;
+    if const { R == 2 || R == 3 } {
+        while group + 2 <= groups.end {
+            some_scores::<V, R, 2>(q, keys, scale, group, scores);
+            group += 2;
+        }
     }
     while group < groups.end {
         some_scores::<V, R, 1>(q, keys, scale, group, scores);
@@ -339,23 +364,28 @@ fn softmax<V: Lanes>(scores: &mut [f32; BLOCK_POSITIONS], seen: std::ops::Range<
 /// Adds values of some keys, weighted, to R rows.
 #[inline(always)]
 fn add_values<V: Lanes, const R: usize>(
-    weights: &[[f32; BLOCK_POSITIONS]; R],
+    weights: &[[f32; BLOCK_POSITIONS]],
     block_values: &[Line],
     keys: std::ops::Range<usize>,
     values: &mut [Line],
 ) {
+    let Some(weights) = weights.first_chunk::<R>() else { return };
     if keys.is_empty() {
         return;
     }
     let lines = values.len() / R;
     let mut line = 0;
-    while R == 1 && line + 4 <= lines {
-        add_lines::<V, R, 4>(weights, block_values, keys.clone(), line, values);
-        line += 4;
+    if const { R == 1 } {
+        while line + 4 <= lines {
+            add_lines::<V, R, 4>(weights, block_values, keys.clone(), line, values);
+            line += 4;
+        }
     }
-    while R <= 3 && line + 2 <= lines {
-        add_lines::<V, R, 2>(weights, block_values, keys.clone(), line, values);
-        line += 2;
+    if const { R == 2 || R == 3 } {
+        while line + 2 <= lines {
+            add_lines::<V, R, 2>(weights, block_values, keys.clone(), line, values);
+            line += 2;
+        }
     }
     while line < lines {
         add_lines::<V, R, 1>(weights, block_values, keys.clone(), line, values);

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::blocks::{Fold, FoldKept, Keep, Partials, State, Tile};
+use super::blocks::{Blocks, FoldKept, Into, Partials, State, Tile};
 use super::{Attention, Shape, Span};
 use crate::compute::Compute;
 use crate::kv::Slab;
@@ -47,7 +47,7 @@ pub(super) fn attend(cx: &Compute, shape: Shape, q: &[f32], streams: &[Stream<'_
         let Ok(mut task) = tasks[tasks.len() - 1 - index].lock() else { return };
         let tile = task.tile;
         let mut state = State::new(&tile);
-        dispatch(cx.level(), Fold { tile, blocks: tile.blocks(), state: &mut state });
+        dispatch(cx.level(), Blocks { tile, blocks: tile.blocks(), into: Into::State(&mut state) });
         task.finish(&state);
     });
 }
@@ -58,7 +58,8 @@ fn in_parts(cx: &Compute, tasks: &[Mutex<Task<'_>>], parts: usize) {
     let kept: Vec<Mutex<Partials>> = (0..tiles.len() * parts).map(|_| Mutex::default()).collect();
     cx.pool().run(kept.len(), &|index| {
         let tile = tiles[index / parts];
-        let done = dispatch(cx.level(), Keep { tile, blocks: part(tile.blocks(), index % parts, parts) });
+        let mut done = Partials::default();
+        dispatch(cx.level(), Blocks { tile, blocks: part(tile.blocks(), index % parts, parts), into: Into::Partials(&mut done) });
         if let Ok(mut kept) = kept[index].lock() {
             *kept = done;
         }

@@ -133,6 +133,9 @@ impl Real for f32 {
 }
 
 /// Sixteen floats in plain code, which compilers turn into whatever the target has.
+///
+/// On x86-64 this is the level for old processors and for tests, and a fused multiply-add is a call. So the operations
+/// are calls too: inlined into every kernel they made this crate take minutes to compile.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; LANES]);
 
@@ -160,47 +163,58 @@ impl Real for Portable {
     fn splat(x: f32) -> Self {
         Self([x; LANES])
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn add(self, other: Self) -> Self {
         self.zip(other, Real::add)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn sub(self, other: Self) -> Self {
         self.zip(other, Real::sub)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn mul(self, other: Self) -> Self {
         self.zip(other, Real::mul)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn div(self, other: Self) -> Self {
         self.zip(other, Real::div)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn fma(self, b: Self, c: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i].mul_add(b.0[i], c.0[i])))
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn max(self, other: Self) -> Self {
         self.zip(other, Real::max)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn min(self, other: Self) -> Self {
         self.zip(other, Real::min)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn abs(self) -> Self {
         Self(self.0.map(f32::abs))
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn with_sign_of(self, other: Self) -> Self {
         self.zip(other, Real::with_sign_of)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn where_less(a: Self, b: Self, yes: Self, no: Self) -> Self {
         Self(std::array::from_fn(|i| f32::where_less(a.0[i], b.0[i], yes.0[i], no.0[i])))
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn times_power_of_two(self, shifted: Self) -> Self {
         self.zip(shifted, Real::times_power_of_two)
     }
@@ -211,7 +225,8 @@ impl Lanes for Portable {
     fn load(from: &[f32; LANES]) -> Self {
         Self(*from)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn load_f16(from: &[u16; LANES]) -> Self {
         Self(from.map(|bits| half::f16::from_bits(bits).to_f32()))
     }
@@ -219,11 +234,13 @@ impl Lanes for Portable {
     fn store(self, to: &mut [f32; LANES]) {
         *to = self.0;
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn sum(self) -> f32 {
         self.fold(Real::add)
     }
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn greatest(self) -> f32 {
         self.fold(Real::max)
     }
