@@ -1,6 +1,8 @@
 //! What the tests of this room share: a waker to wait with, and short ways to send and take.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod relay;
+
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
