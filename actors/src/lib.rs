@@ -11,3 +11,7 @@ mod shard_lanes;
 mod shard_thread;
 mod shard_worker;
 pub mod stream;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;

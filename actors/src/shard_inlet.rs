@@ -87,8 +87,6 @@ pub(crate) struct Shared {
     pub loaded_bytes: AtomicU64,
     /// Layers in memory: first in the upper half, end in the lower.
     layers: AtomicU32,
-    /// Called after each push, where no thread sleeps on the queue (see [`ShardInlet::on_push`]).
-    on_push: std::sync::OnceLock<Arc<dyn Wake>>,
 }
 
 impl Shared {
@@ -163,11 +161,7 @@ impl ShardHandle {
         self.orders.try_send(order).map_err(|error| match error {
             crossbeam_channel::TrySendError::Full(_) => PushError::Full,
             crossbeam_channel::TrySendError::Disconnected(_) => PushError::Ended,
-        })?;
-        if let Some(waker) = self.shared.on_push.get() {
-            waker.wake();
-        }
-        Ok(())
+        })
     }
 
     /// Orders the layers of `plan` into memory. What is held already is not read again; a load for another plan gives up.
@@ -270,13 +264,6 @@ impl ShardHandle {
             steps: self.shared.steps.load(Ordering::Relaxed),
             loaded_bytes: self.shared.loaded_bytes.load(Ordering::Relaxed),
         }
-    }
-}
-
-impl ShardInlet {
-    /// Lets `waker` know of each push, for a shard that is not driven by a thread of its own.
-    pub fn on_push(&self, waker: Arc<dyn Wake>) {
-        let _ = self.shared.on_push.set(waker);
     }
 }
 
