@@ -3,14 +3,15 @@
 //! That environment is transformers' `ImmutableSandboxedEnvironment(trim_blocks, lstrip_blocks, loopcontrols)` with `tojson`,
 //! `raise_exception` and `strftime_now`. Differences that templates can see are closed here: Python's methods on strings, lists
 //! and dicts, what `{{ value }}` prints, what counts as a sequence, and that undefined values pass through filters.
-//! Two remain on purpose: a bare `None` prints as nothing, and `~` writes booleans and lists in minijinja's way.
+//! Some remain: a bare `None` prints as nothing (on purpose: a prompt with the word "None" in it helps nobody), tuples print as
+//! lists, and `~` writes booleans and lists in minijinja's way.
 //!
 //! A template comes with the weights and is run on every chat, so it is bounded: steps, nesting, output.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::{Kwargs, Value, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
 use minijinja_contrib::pycompat;
 
@@ -70,6 +71,8 @@ fn add_functions(env: &mut Environment<'_>) {
         let text = str_of(&message)?;
         Err(Error::new(ErrorKind::InvalidOperation, text.clone()).with_source(Raised(text)))
     });
+    env.add_function("joiner", minijinja_contrib::globals::joiner);
+    env.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.0));
     env.add_function("strftime_now", |format: &str| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         strftime(format, now)
@@ -92,6 +95,14 @@ fn add_filters(env: &mut Environment<'_>) {
             value.len().ok_or_else(|| Error::new(ErrorKind::InvalidOperation, format!("a value of type {} has no length", value.kind())))
         }
     };
+    for name in ["e", "escape"] {
+        env.add_filter(name, |value: &Value| str_of(value).map(|text| escaped(&text)));
+    }
+    env.add_filter("round", |value: f64, precision: Option<i32>| {
+        let scale = 10_f64.powi(precision.unwrap_or(0));
+        let scaled = value * scale;
+        if scaled.is_finite() { scaled.round_ties_even() / scale } else { value }
+    });
     env.add_filter("length", length);
     env.add_filter("count", length);
 }
@@ -118,6 +129,22 @@ fn to_json(value: &Value, indent: Option<Value>, arguments: Kwargs) -> Result<Va
     }
     arguments.assert_all_used()?;
     json(value, &style).map(Value::from)
+}
+
+/// Text for HTML, with the entities that Python's markupsafe writes.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            other => out.push(other),
+        }
+    }
+    out
 }
 
 fn invalid(text: &'static str) -> Error {
