@@ -3,6 +3,7 @@
 //! No `Addr` leaves the arbiter (DESIGN, section 16). A [`NodeHandle`] is `Send + Sync + Clone`, works from any runtime
 //! or plain thread, and outlives the node: it then answers [`Gone`].
 
+pub use mesh_core::deployments::Health;
 use mesh_core::generation::{FinishReason, GenerationRequest, StreamError, TokenLogprobs};
 use mesh_core::ids::{DeploymentId, NodeId, StreamId};
 use mesh_core::model::{Layers, ModelSheet};
@@ -171,22 +172,6 @@ pub struct SeenNode {
     pub record: NodeRecord,
     /// How it looks from here.
     pub health: Health,
-}
-
-/// How a node looks from here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Health {
-    /// Echoes.
-    Up,
-    /// Echoes are overdue.
-    Suspect,
-    /// Held dead.
-    Down,
-    /// Said goodbye.
-    Left,
-    /// Known from others only; never greeted us.
-    Unmet,
 }
 
 /// A deployment as seen from here.

@@ -93,6 +93,7 @@ impl Actor for ShardActor {
 /// Passes each change on. Only the newest state matters: where the node's mailbox is full, it is told a moment later.
 async fn tell_changes(handle: ShardHandle, news: Recipient<ShardNews>) {
     let mut view = handle.watch();
+    view.mark_changed(); // what was said before anyone watched
     while view.changed().await.is_ok() {
         view.mark_unchanged();
         let Some(report) = handle.report() else { continue };

@@ -1,0 +1,302 @@
+//! The node actor: one core ([`Deployments`]), one set of ports, and the shards and streams that run here.
+//!
+//! Its handlers turn what happens into an [`Input`], step the core and perform the [`Effect`]s; nothing here decides. It
+//! never waits for a peer, a shard or a client. Two queues come in from outside (carrier events, commands), both bounded
+//! by their senders; the children report through the mailbox. One timer, re-armed after each step.
+
+mod commands;
+mod shards;
+mod status;
+mod streams;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use mesh_core::deployments::{Deployments, Effect, Input};
+use mesh_core::ids::{NodeId, Time};
+use mesh_core::model::HeldModel;
+use mesh_core::ports::{Carrier, CarrierEvent, Channels, Clock, Entropy, Models, Store};
+use mesh_core::records::{NodeRecord, NodeState, Record};
+use mesh_core::wire::Message;
+use mesh_core::{stage, stream};
+use tokio::sync::mpsc;
+
+use crate::handle::Command;
+use crate::router::Router;
+
+/// Messages from shards and streams that wait at most.
+const MAILBOX_MAX: usize = 1_024;
+/// Things an operator should know that are kept at most.
+const NOTICES_MAX: usize = 32;
+/// Former neighbours whose addresses are tried at the start.
+const REDIAL_MAX: usize = 64;
+/// Model directories are looked through again for files that a deployment needs, no more often than this.
+const SCAN_PAUSE_MS: u64 = 10_000;
+
+/// What a node is made of.
+pub struct NodeParts {
+    /// What it says about itself: a fresh boot id, an incarnation that is on disk already, models, capacity.
+    pub me: NodeRecord,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness for ids.
+    pub entropy: Arc<dyn Entropy>,
+    /// Records on disk.
+    pub store: Arc<dyn Store>,
+    /// Control connections.
+    pub carrier: Arc<dyn Carrier>,
+    /// Tensor lanes.
+    pub channels: Arc<dyn Channels>,
+    /// Weight files.
+    pub models: Arc<dyn Models>,
+    /// Compute threads of each shard.
+    pub threads: u16,
+    /// The carrier asks the same router before it makes an event of a message.
+    pub router: Arc<Router>,
+    /// Bounds and deadlines of a stage.
+    pub stage_limits: stage::Limits,
+    /// Bounds and deadlines of a stream.
+    pub stream_limits: stream::Limits,
+}
+
+/// The actor. See the module's head.
+pub struct NodeActor {
+    parts: NodeParts,
+    core: Deployments,
+    state: NodeState,
+    models: Vec<HeldModel>,
+    shards: shards::Shards,
+    streams: streams::Streams,
+    notices: VecDeque<String>,
+    /// Since when nodes are away, for the status.
+    away: BTreeMap<NodeId, Time>,
+    scanned: Option<Time>,
+    timer: Option<(Time, SpawnHandle)>,
+    /// What could not be written in the current step.
+    unsaved: Vec<(mesh_core::ids::DeploymentId, String)>,
+    queues: Option<(mpsc::Receiver<CarrierEvent>, mpsc::Receiver<Command>)>,
+}
+
+impl NodeActor {
+    /// Starts a node in the current arbiter. `events` come from the carrier, `commands` from [`crate::handle::NodeHandle`]s.
+    pub fn launch(parts: NodeParts, events: mpsc::Receiver<CarrierEvent>, commands: mpsc::Receiver<Command>) -> Addr<Self> {
+        let core = Deployments::new(parts.clock.now(), parts.me.clone(), parts.store.load());
+        let actor = Self {
+            core,
+            state: parts.me.state,
+            models: parts.me.models.clone(),
+            shards: shards::Shards::default(),
+            streams: streams::Streams::default(),
+            notices: VecDeque::new(),
+            away: BTreeMap::new(),
+            scanned: None,
+            timer: None,
+            unsaved: Vec::new(),
+            queues: Some((events, commands)),
+            parts,
+        };
+        actor.start()
+    }
+
+    /// The only way anything happens here: in the core, in order, at a time that was handed in.
+    fn step(&mut self, input: Input, ctx: &mut Context<Self>) {
+        let mut effects = Vec::new();
+        self.core.step(self.parts.clock.now(), input, &mut effects);
+        self.perform_all(effects, ctx);
+    }
+
+    /// Performs effects and what follows from them, then sets the timer. Never waits, but for this node's own disk (R1).
+    fn perform_all(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
+        let mut queue = VecDeque::from(effects);
+        let mut more = Vec::new();
+        while let Some(effect) = queue.pop_front() {
+            if let Some(input) = self.perform(effect, ctx) {
+                self.core.step(self.parts.clock.now(), input, &mut more);
+                queue.extend(more.drain(..));
+            }
+        }
+        self.tell_of_shards(ctx);
+        self.arm(ctx);
+    }
+
+    /// One effect, and what it leads to at once.
+    fn perform(&mut self, effect: Effect, ctx: &mut Context<Self>) -> Option<Input> {
+        match effect {
+            Effect::Publish(record) => return Some(self.publish(record)),
+            Effect::Keep(record) => {
+                if let Err(why) = self.parts.store.save(&record) {
+                    self.notice(format!("a record could not be written: {why}"));
+                }
+            }
+            Effect::Gossip(record) => self.parts.carrier.gossip(&record),
+            Effect::Introduce(record) => {
+                self.parts.carrier.introduce(&record);
+                self.parts.carrier.gossip(&Record::Node(record));
+            }
+            Effect::Send { to, message } => {
+                // Lost is late: whoever needs an answer asks again.
+                if let Err(error) = self.parts.carrier.send(to, message) {
+                    tracing::debug!(%error, "a control message was not sent");
+                }
+            }
+            Effect::Load { deployment, plan } => return self.load_shard(deployment, &plan, false, ctx),
+            Effect::Adopt { deployment, plan } => return self.load_shard(deployment, &plan, true, ctx),
+            Effect::Retire(deployment) => self.shards.retire(deployment),
+            Effect::Probe { deployment, plan } => self.probe(deployment, plan, ctx),
+            Effect::Fenced { deployment, plan, .. } => self.streams.fenced(deployment, plan),
+            Effect::NodeGone(node) => {
+                self.streams.node_gone(node);
+                self.shards.node_gone(node);
+            }
+            Effect::Notice(notice) => self.notice(notice),
+        }
+        None
+    }
+
+    /// R1: on disk before anyone hears of it.
+    fn publish(&mut self, record: Record) -> Input {
+        match (self.parts.store.save(&record), &record) {
+            (Ok(()), _) => Input::Saved(record),
+            (Err(why), Record::Deployment(of)) => {
+                self.unsaved.push((of.id, why.clone()));
+                Input::NotSaved { deployment: of.id, why }
+            }
+            (Err(_), Record::Node(_)) => Input::Elapsed, // the core publishes deployments only
+        }
+    }
+
+    fn notice(&mut self, notice: String) {
+        tracing::warn!("{notice}");
+        if self.notices.back() != Some(&notice) {
+            self.notices.push_back(notice);
+            self.notices.drain(..self.notices.len().saturating_sub(NOTICES_MAX));
+        }
+    }
+
+    /// Sets the one timer to when the core next wants to be woken.
+    fn arm(&mut self, ctx: &mut Context<Self>) {
+        let at = self.core.wake_at();
+        if self.timer.as_ref().is_some_and(|timer| timer.0 == at) {
+            return;
+        }
+        if let Some((_, timer)) = self.timer.take() {
+            ctx.cancel_future(timer);
+        }
+        let pause = Duration::from_nanos(at.0.saturating_sub(self.parts.clock.now().0)).max(Duration::from_millis(1));
+        let timer = ctx.run_later(pause, |actor, ctx| {
+            actor.timer = None;
+            actor.tick(ctx);
+        });
+        self.timer = Some((at, timer));
+    }
+
+    /// Looks after the children and the files, then lets the core do what is due.
+    fn tick(&mut self, ctx: &mut Context<Self>) {
+        for lost in self.shards.lost() {
+            self.step(Input::ShardLost(lost), ctx);
+        }
+        self.streams.look_after(&self.parts.router);
+        self.note_who_is_away();
+        self.scan_models_if_needed(ctx);
+        self.step(Input::Elapsed, ctx);
+    }
+
+    /// A deployment needs files that we do not know of: perhaps they were copied here since.
+    fn scan_models_if_needed(&mut self, ctx: &mut Context<Self>) {
+        let now = self.parts.clock.now();
+        let known = |digest| self.models.iter().any(|held| held.digest == digest);
+        let missing = self.core.directory().deployments().any(|record| !record.deleted && !known(record.sheet.digest));
+        if missing && self.scanned.is_none_or(|at| now.ms_since(at) >= SCAN_PAUSE_MS) {
+            self.scan_models(ctx);
+        }
+    }
+
+    /// Looks through the model directories on a thread of its own: a disk may be slow.
+    fn scan_models(&mut self, ctx: &mut Context<Self>) {
+        self.scanned = Some(self.parts.clock.now());
+        let (models, (found, list)) = (self.parts.models.clone(), tokio::sync::oneshot::channel());
+        let thread = std::thread::Builder::new().name("mesh-scan".into()).spawn(move || found.send(models.list()));
+        if let Err(error) = thread {
+            return self.notice(format!("no thread to look for models: {error}"));
+        }
+        let listed = list.into_actor(self).map(|list, actor, ctx| {
+            if let Ok(models) = list {
+                actor.models = models;
+                actor.tell_of_shards(ctx);
+            }
+        });
+        ctx.spawn(listed);
+    }
+
+    /// Tells the core what this node holds and does, if that has changed.
+    fn tell_of_shards(&mut self, ctx: &mut Context<Self>) {
+        let shards = self.shards.held();
+        let me = self.core.me();
+        if (&me.models, &me.shards, me.state) != (&self.models, &shards, self.state) {
+            let (models, state) = (self.models.clone(), self.state);
+            self.step(Input::Mine { models, shards, state }, ctx);
+        }
+    }
+
+    /// Neighbours of an earlier life, where they were last.
+    fn dial_former_neighbours(&self) {
+        let me = self.parts.me.node;
+        let others = self.core.directory().nodes().filter(|record| record.node != me && record.state != NodeState::Left);
+        for address in others.flat_map(|record| record.addresses.iter().take(4)).take(REDIAL_MAX) {
+            self.parts.carrier.dial(address);
+        }
+    }
+}
+
+impl Actor for NodeActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(MAILBOX_MAX);
+        let (mut events, mut commands) = self.queues.take().expect("an actor starts once");
+        ctx.add_stream(futures::stream::poll_fn(move |cx| events.poll_recv(cx)));
+        ctx.add_stream(futures::stream::poll_fn(move |cx| commands.poll_recv(cx)));
+        self.parts.router.answer_through(self.parts.carrier.clone());
+        self.dial_former_neighbours();
+        self.perform_all(vec![Effect::Introduce(self.core.me().clone())], ctx);
+        self.tick(ctx);
+    }
+}
+
+impl StreamHandler<CarrierEvent> for NodeActor {
+    fn handle(&mut self, event: CarrierEvent, ctx: &mut Self::Context) {
+        match event {
+            CarrierEvent::Up(record) => {
+                tracing::info!(node = %record.node.short(), name = record.name, incarnation = record.incarnation, "node is up");
+                self.step(Input::Up(record), ctx);
+            }
+            CarrierEvent::Suspect(node) => self.step(Input::Suspect(node), ctx),
+            CarrierEvent::Trusted(node) => self.step(Input::Trusted(node), ctx),
+            CarrierEvent::Down { node, why } => {
+                tracing::info!(node = %node.short(), why, "node is down");
+                self.step(Input::Down(node), ctx);
+            }
+            // The router handed it back: the shard was not here a moment ago. Its offers are repeated.
+            CarrierEvent::Heard { from, message: message @ Message::Lane(_) } => self.shards.lane(from, message),
+            CarrierEvent::Heard { from, message } => self.step(Input::Heard { from, message }, ctx),
+            CarrierEvent::Gossip(record) => self.step(Input::Gossip(record), ctx),
+            CarrierEvent::Refused { address, why } => self.notice(format!("{address}: {why}")),
+        }
+    }
+
+    /// The carrier has ended; the facade stops the node. Until then it answers commands.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+impl StreamHandler<Command> for NodeActor {
+    fn handle(&mut self, command: Command, ctx: &mut Self::Context) {
+        self.command(command, ctx);
+    }
+
+    /// Every handle is gone: the node goes on for the others until it is told to leave.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
