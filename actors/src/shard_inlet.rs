@@ -113,6 +113,12 @@ impl Shared {
             self.give_up.store(true, Ordering::Release);
         }
     }
+    /// Whatever runs is for nobody any more.
+    fn stop(&self) {
+        // Under the lock, so that a step that is just beginning cannot overwrite it.
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        self.give_up.store(true, Ordering::Release);
+    }
     /// Whether a load for `plan` is still what is wanted.
     pub fn wants(&self, plan: PlanHash) -> bool {
         !self.retired.load(Ordering::Acquire) && *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) == Some(plan)
@@ -181,6 +187,9 @@ impl ShardHandle {
         }
         self.push(Order::Load { plan: plan.clone(), options })?;
         *wanted = Some(plan.hash());
+        if self.shared.held() != stage.layers {
+            self.shared.stop(); // its streams end before the layers change
+        }
         self.view.send_replace(ShardView {
             plan: Some((plan.hash(), stage.layers)),
             state: ShardState::Loading { done_bytes: 0, all_bytes: 0 },
@@ -219,7 +228,7 @@ impl ShardHandle {
     /// Ends the shard: running loads and steps give up, weights, caches and lanes are dropped.
     pub fn retire(&self) {
         self.shared.retired.store(true, Ordering::Release);
-        self.shared.give_up.store(true, Ordering::Release);
+        self.shared.stop();
         let _ = self.push(Order::Retire); // a full queue is drained soon, and then `retired` is seen
     }
 
@@ -272,5 +281,54 @@ impl Wake for ShardHandle {
         if !self.shared.look.swap(true, Ordering::SeqCst) {
             let _ = self.push(Order::Look); // a full queue means that the thread is awake
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mesh_core::ids::PlanHash;
+
+    fn tag(stream: u128) -> StreamTag {
+        StreamTag { deployment: DeploymentId(1), plan: PlanHash(1), stream: StreamId(stream), attempt: AttemptTag(7) }
+    }
+
+    #[test]
+    fn a_step_gives_up_when_its_last_stream_is_closed_by_its_owner() {
+        let (owner, other) = (NodeId([1; 32]), NodeId([2; 32]));
+        let (handle, inlet) = ShardHandle::new(DeploymentId(1), NodeId([0; 32]), BootId(1));
+        let gives_up = || inlet.shared.give_up.load(Ordering::Acquire);
+        let close = |from, tag| handle.heard(from, Message::Close(tag)).expect("room");
+        inlet.shared.begin(vec![(StreamId(1), AttemptTag(7), owner), (StreamId(2), AttemptTag(7), owner)]);
+        close(owner, tag(1));
+        close(owner, tag(1));
+        close(other, tag(2));
+        close(owner, StreamTag { attempt: AttemptTag(8), ..tag(2) });
+        assert!(!gives_up(), "stream 2 still wants it");
+        close(owner, tag(2));
+        assert!(gives_up());
+        inlet.shared.end();
+        inlet.shared.begin(vec![(StreamId(3), AttemptTag(7), owner)]);
+        close(owner, tag(2));
+        assert!(!gives_up(), "the next step is another one");
+        handle.retire();
+        assert!(gives_up());
+        inlet.shared.begin(vec![(StreamId(3), AttemptTag(7), owner)]);
+        assert!(gives_up(), "nothing begins any more");
+    }
+
+    #[test]
+    fn the_queue_is_bounded_and_wakes_do_not_pile_up() {
+        let (handle, inlet) = ShardHandle::new(DeploymentId(1), NodeId([0; 32]), BootId(1));
+        (0..10).for_each(|_| handle.wake());
+        assert_eq!(inlet.orders.len(), 1);
+        inlet.shared.looking_at_lanes();
+        handle.wake();
+        assert_eq!(inlet.orders.len(), 2);
+        while handle.heard(NodeId([1; 32]), Message::Start(tag(1))).is_ok() {}
+        assert_eq!(inlet.orders.len(), ORDERS_MAX);
+        assert_eq!(handle.node_down(NodeId([1; 32])), Err(PushError::Full));
+        drop(inlet);
+        assert_eq!(handle.node_down(NodeId([1; 32])), Err(PushError::Ended));
     }
 }

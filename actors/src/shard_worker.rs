@@ -157,6 +157,7 @@ impl ShardWorker {
         let changed = change.is_some();
         match change {
             Some(Change::Down(why)) => {
+                tracing::info!(%why, "the lane from the stage before ended; it is accepted again");
                 self.payloads.clear();
                 self.feed(Input::LaneDown { side: Side::In, why });
                 self.say_wired();
@@ -208,6 +209,7 @@ impl ShardWorker {
     fn outward_changed(&mut self, change: Option<Change>) {
         match change {
             Some(Change::Down(why)) => {
+                tracing::info!(%why, "the lane to the next stage ended");
                 self.feed(Input::LaneDown { side: Side::Out, why });
                 self.say_wired();
             }

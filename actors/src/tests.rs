@@ -232,6 +232,38 @@ fn a_stage_that_is_stuck_is_named() {
 }
 
 #[test]
+fn a_step_that_nobody_wants_gives_up() {
+    run(async {
+        let shape = shape(1);
+        let sheet = shape.sheet.clone();
+        let (gate, calls) = (Arc::new(Gate::default()), Arc::new(AtomicUsize::new(0)));
+        let (held, counted, models) = (gate.clone(), calls.clone(), sheet.clone());
+        let mut cluster = Cluster::new(shape, move |_| {
+            let (held, counted) = (held.clone(), counted.clone());
+            ToyModels::new(vec![models.clone()]).with_hook(Arc::new(move |_| {
+                counted.fetch_add(1, Ordering::SeqCst);
+                held.pass();
+            }))
+        });
+        let plan = cluster.plan(&[]);
+        cluster.deploy(&plan).await;
+        gate.shut(true);
+        let (_, generation) = cluster.ask(0, request(1, 30, 10));
+        while calls.load(Ordering::SeqCst) == 0 {
+            actix::clock::sleep(Duration::from_millis(1)).await;
+        }
+        drop(generation);
+        actix::clock::sleep(Duration::from_millis(50)).await; // the close arrives while the step is held
+        gate.shut(false);
+        cluster.quiet().await;
+        assert_eq!((calls.load(Ordering::SeqCst), cluster.shard(0).seen().steps), (1, 0), "begun, and given up");
+        let ask = request(2, 30, 10);
+        assert_eq!(collect(cluster.ask(0, ask.clone()).1).await, expected(&sheet, &ask));
+        cluster.end().await;
+    });
+}
+
+#[test]
 fn a_node_that_hears_nothing_is_named_at_the_open() {
     run(async {
         let mut shape = shape(3);
