@@ -148,9 +148,9 @@ fn when_the_coordinator_dies_another_repairs_and_answers() {
 fn a_stage_that_restarts_at_once_gets_its_layers_again() {
     System::new().block_on(async {
         let (mut nodes, handles, id) = three(models).await;
+        let version = only(&nodes.status(0).await).expect("deployed").version;
         nodes.kill(2).await;
         nodes.start(2, models());
-        let version = only(&nodes.status(0).await).expect("deployed").version;
         let again = |status: &NodeStatus| ready(status) && only(status).is_some_and(|record| record.version.epoch > version.epoch);
         nodes.until(0, "it is ready again", again).await;
         answers(&handles[0], id).await;

@@ -242,6 +242,9 @@ impl Nodes {
             }
             actix::clock::sleep(Duration::from_millis(10)).await;
         }
-        panic!("n{index} does not see that {what}: {:#?}", self.status(index).await);
+        let status = self.status(index).await;
+        let nodes: Vec<_> = status.nodes.iter().map(|seen| (&seen.record.name, seen.health, &seen.record.shards)).collect();
+        let deployments: Vec<_> = status.deployments.iter().map(|seen| (seen.record.version, &seen.record.status, seen.shard)).collect();
+        panic!("n{index} does not see that {what}: {nodes:?} {deployments:?} {:?}", status.notices);
     }
 }

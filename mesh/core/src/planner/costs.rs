@@ -82,7 +82,9 @@ impl Costs {
         let (layers, sizes) = (self.layers, &desk.sizes);
         let files = node.files.unwrap_or(Layers::new(0, 0));
         let budget = net_budget(node);
-        let whole = sizes.net_bytes(0, layers, context).max(1) as f64;
+        let whole = sizes.share_bytes(0, layers, context).max(1) as f64;
+        let largest = desk.nodes.iter().map(|node| net_budget(node)).max().unwrap_or(1);
+        let smallness = largest as f64 / budget.max(1) as f64;
         let all_flops = if speed.measured { sizes.flops(0, layers).max(1) as f64 } else { f64::INFINITY };
         let reference = &desk.reference;
         self.table = vec![u64::MAX; (layers + 1) * (layers + 1)];
@@ -93,7 +95,8 @@ impl Costs {
                 if net > budget {
                     break; // and so is every longer range
                 }
-                let fill = EVEN_FILL * (net as f64 / whole) * (net as f64 / budget as f64);
+                let share = sizes.share_bytes(first, end, context) as f64 / whole;
+                let fill = EVEN_FILL * share * share * smallness;
                 let flops = sizes.flops(first, end);
                 let prefill = EVEN_PREFILL * (flops as f64 / all_flops) * (speed.prefill_ps(flops) / reference.prefill_ps);
                 let convex = ((fill + prefill) / GRAIN).round() * GRAIN * reference.decode_ps;

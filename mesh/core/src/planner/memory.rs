@@ -134,6 +134,11 @@ impl Sizes {
         self.fixed_bytes(first, end).saturating_add(self.bytes_a_token(first, end).saturating_mul(context.into()))
     }
 
+    /// Weights and caches: what a stage has more of, the more layers it holds.
+    pub fn share_bytes(&self, first: usize, end: usize, context: u32) -> u64 {
+        self.weight_bytes(first, end).saturating_add(self.bytes_a_token(first, end).saturating_mul(context.into()))
+    }
+
     fn fixed_bytes(&self, first: usize, end: usize) -> u64 {
         let logits = if end == self.layers { self.logits } else { 0 };
         self.weight_bytes(first, end).saturating_add(self.activations).saturating_add(logits)
