@@ -90,12 +90,12 @@ impl LayerEngine {
         Ok(())
     }
 
-    /// Whether this step makes sense for what is held. Nothing is changed before this is settled.
-    fn check(&self, step: &Step<'_>) -> Result<(), StepError> {
+    /// Whether this step makes sense for what is held. Nothing is changed before this is settled. Gives the number of rows.
+    fn check(&self, rows: &[StepRow<'_>], input: &StepInput<'_>) -> Result<usize, StepError> {
         let failed = |why: String| Err(StepError::Failed(why));
-        let rows: usize = step.rows.iter().map(|row| row.count as usize).sum();
+        let count: usize = rows.iter().map(|row| row.count as usize).sum();
         let width = self.config.hidden;
-        let given = match &step.input {
+        let given = match input {
             StepInput::Tokens(ids) if self.stack.embed.is_some() => ids.len(),
             StepInput::Hidden(segments) if self.stack.embed.is_none() => {
                 let values: usize = segments.iter().map(|segment| segment.len()).sum();
@@ -106,37 +106,51 @@ impl LayerEngine {
             }
             _ => return failed(format!("layers {:?} were given the wrong kind of input", self.stack.layers)),
         };
-        if rows == 0 || rows != given || step.rows.iter().any(|row| row.count == 0) {
-            return failed(format!("{} streams with {rows} positions, but input for {given}", step.rows.len()));
+        if count == 0 || count != given || rows.iter().any(|row| row.count == 0) {
+            return failed(format!("{} streams with {count} positions, but input for {given}", rows.len()));
         }
-        let due = if self.stack.head.is_some() { 0 } else { rows * width };
-        if step.output.len() != due {
-            return failed(format!("room for {} values of output, {due} are due", step.output.len()));
-        }
-        Ok(())
+        Ok(count)
     }
 
-    /// The pass itself. On an error the caches may be ahead of their streams; the caller settles that.
-    fn pass(&self, step: &mut Step<'_>, held: &mut [Held]) -> Result<Vec<Sampled>, Stopped> {
-        let positions: Vec<u32> = step.rows.iter().flat_map(|row| row.first..row.first + row.count).collect();
-        let spans: Vec<Span> = step.rows.iter().map(|row| Span { first: row.first, count: row.count }).collect();
+    /// Runs `compute` on the caches of these rows, which are put back afterwards: as they became, as they were if it gave
+    /// up or failed, and not at all if it panicked, since they may be half-written then. The layers stay in any case.
+    fn with_caches<R>(
+        &mut self,
+        rows: &[StepRow<'_>],
+        compute: impl FnOnce(&Self, &mut [Held]) -> Result<R, Stopped>,
+    ) -> Result<R, StepError> {
+        let mut held = self.caches.take(rows).map_err(StepError::Failed)?;
+        let outcome = catch_unwind(AssertUnwindSafe(|| compute(self, &mut held)));
+        let outcome = outcome.map_err(|panic| {
+            let why = panic_text(panic.as_ref());
+            tracing::error!(model = self.sheet.name, layers = ?self.stack.layers, why, "a step panicked; its streams' caches are dropped");
+            StepError::Failed(format!("the engine panicked: {why}"))
+        })?;
+        if outcome.is_err() {
+            held.iter_mut().zip(rows).for_each(|(held, row)| held.cache.truncate(row.first));
+        }
+        self.caches.put_back(held);
+        outcome.map_err(|stopped| match stopped {
+            Stopped::GivenUp => StepError::GivenUp,
+            Stopped::Failed(error) => StepError::Failed(error.to_string()),
+        })
+    }
+
+    /// Hidden states (rows, hidden) after the last held layer. If it stops early, caches may be ahead of their streams.
+    fn pass(&self, rows: &[StepRow<'_>], input: &StepInput<'_>, give_up: &AtomicBool, held: &mut [Held]) -> Result<Tensor, Stopped> {
+        let positions: Vec<u32> = rows.iter().flat_map(|row| row.first..row.first + row.count).collect();
+        let spans: Vec<Span> = rows.iter().map(|row| Span { first: row.first, count: row.count }).collect();
         let mut caches: Vec<&mut KvCache> = held.iter_mut().map(|held| &mut held.cache).collect();
-        let mut x = self.input(&step.input, positions.len())?; // (rows, hidden)
         let mut pass = Pass { layer: 0, positions: &positions, spans: &spans, caches: &mut caches, rope: &self.rope };
+        go_on(give_up)?;
+        let mut x = self.input(input, positions.len())?; // (rows, hidden)
         for (layer, block) in (self.stack.layers.first..).zip(&self.stack.blocks) {
-            go_on(step.give_up)?;
+            go_on(give_up)?;
             pass.layer = layer;
             x = block.forward(&self.cx, &x, &mut pass)?;
         }
-        go_on(step.give_up)?;
-        if self.stack.head.is_some() {
-            return self.sample(step.rows, &x);
-        }
-        with_values(&x.to_device(&Device::Cpu)?, |x| {
-            step.output.copy_from_slice(x);
-            Ok(())
-        })?;
-        Ok(Vec::new())
+        go_on(give_up)?;
+        Ok(x)
     }
 
     fn input(&self, input: &StepInput<'_>, rows: usize) -> candle_core::Result<Tensor> {
@@ -171,11 +185,23 @@ impl LayerEngine {
         Ok(sampled)
     }
 
-    /// Logits (rows, vocabulary) of hidden states after the last layer. For tests, benches and the comparison with other
-    /// implementations; a running engine makes them inside its step.
+    /// Hidden states after the last held layer, of all rows. A running engine has [`Engine::step`]; this shows the numbers,
+    /// for tests and for comparison with other implementations.
     ///
     /// # Errors
-    /// The last layer is not held, or there is no whole number of states.
+    /// As [`Engine::step`].
+    pub fn hidden(&mut self, rows: &[StepRow<'_>], input: &StepInput<'_>) -> Result<Vec<f32>, StepError> {
+        self.check(rows, input)?;
+        self.with_caches(rows, |engine, held| {
+            let x = engine.pass(rows, input, &AtomicBool::new(false), held)?;
+            Ok(with_values(&x.to_device(&Device::Cpu)?, |x| Ok(x.to_vec()))?)
+        })
+    }
+
+    /// Logits (rows, vocabulary) of hidden states (rows, hidden) after the last layer. As [`LayerEngine::hidden`].
+    ///
+    /// # Errors
+    /// The last layer is not held, or these are no whole number of states.
     pub fn logits(&self, hidden: &[f32]) -> Result<Vec<f32>, StepError> {
         let failed = |error: candle_core::Error| StepError::Failed(error.to_string());
         let Some(head) = &self.stack.head else { return Err(StepError::Failed("the last layer is not held".into())) };
@@ -222,33 +248,24 @@ impl Engine for LayerEngine {
         self.caches.limit(kv_bytes_max);
     }
 
-    fn step(&mut self, mut step: Step<'_>) -> Result<Vec<Sampled>, StepError> {
-        self.check(&step)?;
-        let mut held = self.caches.take(step.rows).map_err(StepError::Failed)?;
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.pass(&mut step, &mut held)));
-        match outcome {
-            Ok(Ok(sampled)) => {
-                self.caches.put_back(held);
-                Ok(sampled)
-            }
-            Ok(Err(stopped)) => {
-                for (held, row) in held.iter_mut().zip(step.rows) {
-                    held.cache.truncate(row.first);
-                }
-                self.caches.put_back(held);
-                Err(match stopped {
-                    Stopped::GivenUp => StepError::GivenUp,
-                    Stopped::Failed(error) => StepError::Failed(error.to_string()),
-                })
-            }
-            Err(panic) => {
-                // The caches may be half-written: they go, the layers stay.
-                drop(held);
-                let why = panic_text(panic.as_ref());
-                tracing::error!(model = self.sheet.name, layers = ?self.stack.layers, why, "a step panicked; its streams' caches are dropped");
-                Err(StepError::Failed(format!("the engine panicked: {why}")))
-            }
+    fn step(&mut self, step: Step<'_>) -> Result<Vec<Sampled>, StepError> {
+        let Step { rows, input, output, give_up } = step;
+        let count = self.check(rows, &input)?;
+        let due = if self.stack.head.is_some() { 0 } else { count * self.config.hidden };
+        if output.len() != due {
+            return Err(StepError::Failed(format!("room for {} values of output, {due} are due", output.len())));
         }
+        self.with_caches(rows, |engine, held| {
+            let x = engine.pass(rows, &input, give_up, held)?;
+            if engine.stack.head.is_some() {
+                return engine.sample(rows, &x);
+            }
+            with_values(&x.to_device(&Device::Cpu)?, |x| {
+                output.copy_from_slice(x);
+                Ok(())
+            })?;
+            Ok(Vec::new())
+        })
     }
 }
 
