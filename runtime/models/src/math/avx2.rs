@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "vector intrinsics; `run` is the only way in and asks the processor first")]
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
 use super::lanes::{Kernel, LANES, Lanes, Portable, Real};
 
@@ -94,23 +95,21 @@ impl Real for Avx2 {
 impl Lanes for Avx2 {
     #[inline(always)]
     fn load(from: &[f32; LANES]) -> Self {
-        // SAFETY: 16 floats are there; unaligned loads.
-        Self(unsafe { _mm256_loadu_ps(from.as_ptr()) }, unsafe { _mm256_loadu_ps(from.as_ptr().add(8)) })
+        // SAFETY: any bits are floats. Not `_mm256_loadu_ps`, which checks its pointer in builds with assertions.
+        let [low, high] = unsafe { transmute::<[f32; LANES], [__m256; 2]>(*from) };
+        Self(low, high)
     }
     #[inline(always)]
     fn load_f16(from: &[u16; LANES]) -> Self {
-        // SAFETY: 16 half floats are there, 32 bytes; unaligned loads.
-        let (low, high) = unsafe { (_mm_loadu_si128(from.as_ptr().cast()), _mm_loadu_si128(from.as_ptr().add(8).cast())) };
+        // SAFETY: any bits are integers.
+        let [low, high] = unsafe { transmute::<[u16; LANES], [__m128i; 2]>(*from) };
         // SAFETY: see `Avx2`.
         Self(unsafe { _mm256_cvtph_ps(low) }, unsafe { _mm256_cvtph_ps(high) })
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {
-        // SAFETY: 16 floats fit; unaligned stores.
-        unsafe {
-            _mm256_storeu_ps(to.as_mut_ptr(), self.0);
-            _mm256_storeu_ps(to.as_mut_ptr().add(8), self.1);
-        }
+        // SAFETY: any bits are floats.
+        *to = unsafe { transmute::<[__m256; 2], [f32; LANES]>([self.0, self.1]) };
     }
     #[inline(always)]
     fn sum(self) -> f32 {
