@@ -40,7 +40,10 @@ fn templates_render_as_in_jinja2() {
 
 #[test]
 fn a_refusal_is_quoted_from_anywhere_in_a_template() {
-    for source in ["{{ raise_exception('Only one, ' ~ messages|length) }}", "{% macro m() %}{{ raise_exception('Only one, 1') }}{% endmacro %}{{ m()|trim }}"] {
+    for source in [
+        "{{ raise_exception('Only one, ' ~ messages|length) }}",
+        "{% macro m() %}{{ raise_exception('Only one, 1') }}{% endmacro %}{{ m()|trim }}",
+    ] {
         assert_eq!(render(source), Err(TextError::Refused("Only one, 1".into())), "{source}");
     }
 }
@@ -75,7 +78,8 @@ fn training_marks_and_line_ends_are_read_as_jinja2_and_transformers_do() {
 
 #[test]
 fn named_templates_are_chosen_by_what_the_chat_needs() {
-    let named = json!({"chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools {{ tools|length }}"}]});
+    let named =
+        json!({"chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools {{ tools|length }}"}]});
     let mut request = hello();
     assert_eq!(model(&named).render_chat(&request).as_deref(), Ok("plain"));
     request.tools = Some(json!([{"type": "function", "function": {"name": "f"}}]));
