@@ -31,17 +31,49 @@ pub enum Gone {
 /// What can be asked of a node.
 pub enum Command {
     /// Keep a model answering. The answer comes when the record is on disk and told, not when it is loaded.
-    Deploy { sheet: ModelSheet, wish: Wish, reply: oneshot::Sender<Result<DeploymentId, String>> },
+    Deploy {
+        /// The model's table of contents.
+        sheet: ModelSheet,
+        /// How.
+        wish: Wish,
+        /// The deployment's name, or why not.
+        reply: oneshot::Sender<Result<DeploymentId, String>>,
+    },
     /// Stop and forget a deployment.
-    Undeploy { id: DeploymentId, reply: oneshot::Sender<Result<(), String>> },
+    Undeploy {
+        /// Which.
+        id: DeploymentId,
+        /// Done, or why not.
+        reply: oneshot::Sender<Result<(), String>>,
+    },
     /// What the node sees.
-    Status { reply: oneshot::Sender<NodeStatus> },
+    Status {
+        /// A copy.
+        reply: oneshot::Sender<NodeStatus>,
+    },
     /// What the planner would do, and why; changes nothing.
-    Plan { sheet: ModelSheet, wish: Wish, reply: oneshot::Sender<PlanPreview> },
+    Plan {
+        /// The model's table of contents.
+        sheet: ModelSheet,
+        /// How.
+        wish: Wish,
+        /// The answer.
+        reply: oneshot::Sender<PlanPreview>,
+    },
     /// Start a generation on a ready deployment.
-    Generate { deployment: DeploymentId, request: GenerationRequest, reply: oneshot::Sender<Result<Generation, StreamError>> },
+    Generate {
+        /// Which.
+        deployment: DeploymentId,
+        /// What is asked.
+        request: GenerationRequest,
+        /// The running generation, or why it cannot start.
+        reply: oneshot::Sender<Result<Generation, StreamError>>,
+    },
     /// End streams, tell the others, stop. Answered when done.
-    Leave { reply: oneshot::Sender<()> },
+    Leave {
+        /// Done.
+        reply: oneshot::Sender<()>,
+    },
 }
 
 /// The sending end of a node's command queue.

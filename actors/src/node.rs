@@ -34,6 +34,8 @@ const MAILBOX_MAX: usize = 1_024;
 const NOTICES_MAX: usize = 32;
 /// Former neighbours whose addresses are tried at the start.
 const REDIAL_MAX: usize = 64;
+/// Models that a node tells of at most, so that its record stays short enough for gossip.
+const MODELS_MAX: usize = 256;
 /// Model directories are looked through again for files that a deployment needs, no more often than this.
 const SCAN_PAUSE_MS: u64 = 10_000;
 
@@ -83,7 +85,8 @@ pub struct NodeActor {
 
 impl NodeActor {
     /// Starts a node in the current arbiter. `events` come from the carrier, `commands` from [`crate::handle::NodeHandle`]s.
-    pub fn launch(parts: NodeParts, events: mpsc::Receiver<CarrierEvent>, commands: mpsc::Receiver<Command>) -> Addr<Self> {
+    pub fn launch(mut parts: NodeParts, events: mpsc::Receiver<CarrierEvent>, commands: mpsc::Receiver<Command>) -> Addr<Self> {
+        parts.me.models.truncate(MODELS_MAX);
         let core = Deployments::new(parts.clock.now(), parts.me.clone(), parts.store.load());
         let actor = Self {
             core,
@@ -225,11 +228,23 @@ impl NodeActor {
         }
         let listed = list.into_actor(self).map(|list, actor, ctx| {
             if let Ok(models) = list {
-                actor.models = models;
+                let more = models.len().saturating_sub(MODELS_MAX);
+                actor.models = actor.fitting(models);
+                if more > 0 {
+                    actor.notice(format!("{more} models are not told to the others: a node tells of {MODELS_MAX}"));
+                }
                 actor.tell_of_shards(ctx);
             }
         });
         ctx.spawn(listed);
+    }
+
+    /// As many models as can be told; those that are deployed first.
+    fn fitting(&self, mut models: Vec<HeldModel>) -> Vec<HeldModel> {
+        let deployed = |held: &HeldModel| self.core.directory().deployments().any(|record| record.sheet.digest == held.digest);
+        models.sort_by_key(|held| !deployed(held));
+        models.truncate(MODELS_MAX);
+        models
     }
 
     /// Tells the core what this node holds and does, if that has changed.

@@ -8,7 +8,7 @@ use mesh_core::ids::{DeploymentId, NodeId};
 use mesh_core::model::ModelSheet;
 use mesh_core::plan::Plan;
 use mesh_core::ports::EngineOptions;
-use mesh_core::records::HeldShard;
+use mesh_core::records::{HeldShard, NodeState};
 use mesh_core::wire::{Message, ShardReport, ShardState};
 
 use super::NodeActor;
@@ -79,6 +79,9 @@ impl Shards {
 impl NodeActor {
     /// Orders the layers of a plan into memory, and puts the plan in force if it is published; says how far it is.
     pub(super) fn load_shard(&mut self, deployment: DeploymentId, plan: &Plan, adopt: bool, ctx: &mut Context<Self>) -> Option<Input> {
+        if self.state != NodeState::Up {
+            return None; // leaving: nothing new
+        }
         let sheet = self.core.directory().deployment(deployment)?.sheet.clone();
         let (_, stage) = plan.stage_of(self.parts.me.node)?;
         let failed = |why: String| {

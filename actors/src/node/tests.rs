@@ -94,6 +94,14 @@ fn deployed_over_three_nodes_every_node_answers() {
         assert_eq!(plan.stages().len(), 3);
         assert!(status.deployments[0].shard.is_some_and(|shard| shard.layers.count() > 0 && shard.steps > 0));
         assert!(status.nodes.iter().all(|seen| seen.record.shards.len() == 1), "everyone says what it holds");
+        // A preview changes nothing, and says why it would stay on one node.
+        let preview = handles[2].plan(sheet(), wish(None)).await.expect("it runs");
+        let planned = preview.outcome.expect("it fits");
+        assert!(planned.plan.stages().len() == 1 && planned.reasons[0].contains("stays there") && preview.names.len() == 3);
+        // The same wish again is the same deployment; one that cannot be met changes nothing.
+        assert_eq!(handles[1].deploy(sheet(), wish(Some(3))).await, Ok(Ok(id)));
+        assert!(matches!(handles[1].deploy(sheet(), wish(Some(5))).await, Ok(Err(why)) if why.contains("only 3 nodes")));
+        assert!(ready(&nodes.status(1).await));
     });
 }
 

@@ -1,5 +1,5 @@
 //! How long a plan takes (budget: 50 ms for 16 nodes and 128 layers): `cargo run --release -p mesh-core --example plan_time`.
-#![expect(clippy::print_stdout, clippy::disallowed_types, clippy::disallowed_methods, reason = "a measurement for people")]
+#![expect(clippy::print_stdout, clippy::disallowed_types, reason = "a measurement for people")]
 
 use std::time::Instant;
 

@@ -359,6 +359,7 @@ impl Deployments {
         effects.push(Effect::Notice(format!("the record of deployment {deployment} could not be written: {why}")));
         let driving = &mut self.desk(deployment).driving;
         (driving.pending, driving.save_again_at) = (false, Some(now.plus_ms(coordinate::SAVE_AGAIN_MS)));
+        driving.look_again(now); // what led to it is to be looked at anew
         if self.directory.deployment(deployment).is_none() {
             self.desks.remove(&deployment); // a new one that never was
         }

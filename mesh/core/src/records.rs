@@ -160,6 +160,7 @@ pub enum DeploymentStatus {
 
 /// Anything that gossip carries. One that this version does not know is carried on untouched by the directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "records are few, and most of their bytes are behind vectors anyway")]
 pub enum Record {
     /// A node.
     Node(NodeRecord),

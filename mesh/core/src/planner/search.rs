@@ -120,11 +120,12 @@ impl Question<'_> {
                 continue;
             }
             let from_layer = u16::try_from(first).expect("at most LAYERS_MAX layers");
-            for end in (first + 1).max(least)..costs.end_max(first).min(most + 1) {
+            let ends = (first + 1).max(least)..costs.end_max(first).min(most + 1);
+            for (end, cell) in cells.iter_mut().enumerate().take(ends.end).skip(ends.start) {
                 let ps = costs.cost_ps(first, end);
                 let cost = add(before, self.order(ps, costs.moved_bytes(first, end)));
-                if cost < cells[end].cost && ps != u64::MAX {
-                    cells[end] = Cell { cost, from_node, from_layer };
+                if cost < cell.cost && ps != u64::MAX {
+                    *cell = Cell { cost, from_node, from_layer };
                     any = true;
                 }
             }

@@ -46,10 +46,12 @@ struct Node {
     shards: BTreeMap<DeploymentId, Shard>,
     /// Peers it believes to be connected with, and in which life.
     met: BTreeMap<usize, u128>,
+    /// When it hears the last of what its carrier has to say of a peer: a carrier keeps that order.
+    told_at: BTreeMap<usize, u64>,
 }
 
 enum Event {
-    Input(usize, u128, Input),
+    Input(usize, u128, Box<Input>),
     Load(usize, u128, DeploymentId, u64, ShardState),
     Probe(usize, u128, DeploymentId, Plan),
 }
@@ -78,6 +80,7 @@ impl World {
             frozen_until: 0,
             shards: BTreeMap::new(),
             met: BTreeMap::new(),
+            told_at: BTreeMap::new(),
         };
         let mut world = Self {
             random: seed | 1,
@@ -184,7 +187,6 @@ impl World {
     pub fn heal(&mut self) {
         for node in 0..self.nodes.len() {
             self.disk_full(node, false);
-            self.nodes[node].frozen_until = 0;
             self.restart(node);
         }
         self.part(0);
@@ -206,14 +208,20 @@ impl World {
                     self.nodes[a].met.insert(b, boot);
                     let record = self.nodes[b].core.as_ref().expect("joined").me().clone();
                     let ms = 20 + self.draw(200);
-                    self.later(ms, Event::Input(a, life, Input::Up(record)));
+                    self.carrier_says(ms, a, b, life, Input::Up(record));
                 } else if !self.joined(a, b) && self.nodes[a].met.remove(&b).is_some() {
                     let ms = 250 + self.draw(600);
                     let id = self.id(b);
-                    self.later(ms, Event::Input(a, life, Input::Down(id)));
+                    self.carrier_says(ms, a, b, life, Input::Down(id));
                 }
             }
         }
+    }
+
+    fn carrier_says(&mut self, ms: u64, node: usize, of: usize, life: u128, input: Input) {
+        let at = (self.now_ms + ms).max(self.nodes[node].told_at.get(&of).map_or(0, |at| at + 1));
+        self.nodes[node].told_at.insert(of, at);
+        self.later(at - self.now_ms, Event::Input(node, life, Box::new(input)));
     }
 
     pub fn deploy(&mut self, node: usize, split: Option<u16>) {
@@ -280,7 +288,7 @@ impl World {
             return self.later(ms, event);
         }
         match event {
-            Event::Input(node, _, input) => self.step(node, input),
+            Event::Input(node, _, input) => self.step(node, *input),
             Event::Load(node, _, id, life, state) => {
                 if let Some(shard) = self.nodes[node].shards.get_mut(&id).filter(|shard| shard.life == life) {
                     shard.state = state;
@@ -371,7 +379,7 @@ impl World {
         for to in 0..self.nodes.len() {
             if to != from && self.joined(from, to) && self.draw(10) > 0 {
                 let (ms, boot) = (1 + self.draw(80), self.nodes[to].boot);
-                self.later(ms, Event::Input(to, boot, Input::Gossip(record.clone())));
+                self.later(ms, Event::Input(to, boot, Box::new(Input::Gossip(record.clone()))));
             }
         }
     }
@@ -388,7 +396,7 @@ impl World {
         let boot = self.nodes[to].boot;
         for _ in 0..1 + u64::from(self.draw(20) == 0) {
             let ms = 1 + self.draw(30);
-            self.later(ms, Event::Input(to, boot, Input::Heard { from: from_id, message: message.clone() }));
+            self.later(ms, Event::Input(to, boot, Box::new(Input::Heard { from: from_id, message: message.clone() })));
         }
     }
 
