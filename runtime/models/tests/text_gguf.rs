@@ -3,17 +3,14 @@
 //! Metadata are made here from the families' `tokenizer.json` as converters make them: tokens by id, their kinds, merges, and for
 //! SentencePiece scores that fall with a merge's rank.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+mod text_common;
 
-use mesh_models::files::gguf::Value;
+use mesh_models::files::gguf::{Gguf, Value};
 use mesh_models::text::{ChatRequest, Start, TextError, TextModel};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-
-fn directory(family: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures_text").join(family)
-}
+use std::collections::BTreeMap;
+use text_common::directory;
 
 fn read(family: &str, name: &str) -> Json {
     let bytes = std::fs::read(directory(family).join(name)).expect("a fixture");
@@ -121,6 +118,29 @@ fn both_readings_agree_on_texts_chats_and_ends() {
             assert_eq!(hf.token_bytes(id), gguf.token_bytes(id), "{family}: {id}");
             assert_eq!(hf.is_special(id), gguf.is_special(id), "{family}: {id}");
         }
+    }
+}
+
+/// Files as a converter wrote them, read by our own parser.
+#[test]
+fn files_give_what_transformers_gives() {
+    for (family, reference) in [("gguf_llama", "llama"), ("gguf_qwen3", "qwen3")] {
+        let gguf = Gguf::open(&directory(family).join("model-Q4_K_M.gguf")).expect("reads");
+        let model = TextModel::from_gguf(&gguf.metadata).expect("reads");
+        let expected = read(family, "expected.json");
+        let ids = |value: &Json| -> Vec<u32> { serde_json::from_value(value.clone()).expect("ids") };
+        for case in expected["tokenizer"]["encode"].as_array().expect("a list") {
+            let text = case["text"].as_str().expect("text");
+            assert_eq!(model.encode(text, true).unwrap(), ids(&case["ids_with_special"]), "{family}: {text:?}");
+        }
+        for case in expected["chat"].as_array().expect("a list") {
+            let mut request = ChatRequest::new(case["messages"].clone());
+            request.add_generation_prompt = case["add_generation_prompt"] == true;
+            request.extra = case["kwargs"].as_object().expect("an object").clone();
+            request.tools = request.extra.shift_remove("tools");
+            assert_eq!(model.encode_chat(&request).unwrap(), ids(&case["ids"]), "{family}: {}", case["name"]);
+        }
+        assert_eq!(model.end_ids(), TextModel::from_hf_dir(&directory(reference)).expect("reads").end_ids(), "{family}");
     }
 }
 

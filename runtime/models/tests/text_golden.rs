@@ -1,16 +1,13 @@
 //! Tokenizers and chat templates of nine families against what transformers gives for them (`tests/fixtures_text`, each with the
 //! files of a Hugging Face directory and an `expected.json`).
 
-use std::path::{Path, PathBuf};
+mod text_common;
 
 use mesh_models::text::{ChatRequest, Start, TextError, TextModel};
 use serde_json::{Value, json};
+use text_common::directory;
 
 const FAMILIES: &[&str] = &["llama", "qwen3", "mistral", "gemma3", "deepseek_v3", "gpt_oss", "glm4_moe", "phi3", "minimax_m2"];
-
-fn directory(family: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures_text").join(family)
-}
 
 fn model(family: &str) -> TextModel {
     TextModel::from_hf_dir(&directory(family)).unwrap_or_else(|error| panic!("{family}: {error}"))

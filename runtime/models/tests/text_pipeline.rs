@@ -1,19 +1,18 @@
 //! The pipeline: whatever the ids, its pieces joined are the whole; stop strings cut the same in a stream and at once.
 
-use std::path::Path;
+mod text_common;
+
 use std::sync::OnceLock;
 
 use mesh_models::text::{Piece, Start, TextModel, TextPipeline};
 use proptest::prelude::*;
+use text_common::directory;
 
 /// Byte-level (llama), SentencePiece with a leading space (mistral) and without (gemma3).
 fn models() -> &'static [(&'static str, TextModel)] {
     static MODELS: OnceLock<Vec<(&'static str, TextModel)>> = OnceLock::new();
     MODELS.get_or_init(|| {
-        let read = |family: &'static str| {
-            let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures_text").join(family);
-            (family, TextModel::from_hf_dir(&directory).expect("reads"))
-        };
+        let read = |family: &'static str| (family, TextModel::from_hf_dir(&directory(family)).expect("reads"));
         ["llama", "mistral", "gemma3"].map(read).into()
     })
 }

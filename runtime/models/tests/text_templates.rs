@@ -1,7 +1,10 @@
 //! Chat templates behave as in Jinja2 (`tests/fixtures_text/jinja.json` holds what Python renders), and stay within bounds.
 
+mod text_common;
+
 use mesh_models::text::{ChatRequest, TextError, TextModel};
 use serde_json::{Value, json};
+use text_common::directory;
 
 fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures_text").join(name)).expect("a fixture")
@@ -9,7 +12,13 @@ fn fixture(name: &str) -> Vec<u8> {
 
 /// A model with this in its `tokenizer_config.json`.
 fn model(config: &Value) -> TextModel {
-    TextModel::from_bytes(&fixture("llama/tokenizer.json"), config.to_string().as_bytes(), b"", b"").expect("reads")
+    TextModel::from_bytes(
+        &std::fs::read(directory("llama").join("tokenizer.json")).expect("a fixture"),
+        config.to_string().as_bytes(),
+        b"",
+        b"",
+    )
+    .expect("reads")
 }
 
 fn template(source: &str) -> TextModel {
