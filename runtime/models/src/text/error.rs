@@ -17,7 +17,7 @@ pub enum TextError {
     /// The chat template refused the messages, in its own words (F96). The client's to change (HTTP 400).
     #[error("{0}")]
     Refused(String),
-    /// A field of the request is not what it may be: messages, tools, prompt, stop. The client's to change (HTTP 400).
+    /// A field of the request is not what it may be: messages, tools, chat_template_kwargs. The client's to change (HTTP 400).
     #[error("{0}")]
     Messages(String),
     /// The chat template itself fails: with its line and the cause.

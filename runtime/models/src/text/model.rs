@@ -144,6 +144,14 @@ impl TextModel {
         self.tokens.bytes(id).to_vec()
     }
 
+    /// A token as people read it in log-probabilities (F110): whole characters as they are, other bytes as `\xf0`, so that two tokens
+    /// with different bytes never read the same by accident.
+    #[must_use]
+    pub fn token_text(&self, id: u32) -> String {
+        let escaped = |bytes: &[u8]| bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
+        self.tokens.bytes(id).utf8_chunks().map(|chunk| format!("{}{}", chunk.valid(), escaped(chunk.invalid()))).collect()
+    }
+
     /// Whether a token is special: it steers the model and is never shown.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
@@ -154,5 +162,70 @@ impl TextModel {
     #[must_use]
     pub fn vocabulary(&self) -> u32 {
         self.tokens.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Byte-level tokens: `a`, ` a`, and the first three bytes of an emoji.
+    #[test]
+    fn tokens_have_bytes_and_read_unlike_each_other() {
+        let tokenizer = json!({"version": "1.0", "added_tokens": [{"id": 3, "content": "<|end|>", "special": true, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false}], "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "vocab": {"a": 0, "Ġa": 1, "ðŁĺ": 2, "<|end|>": 3}, "merges": []}});
+        let model = TextModel::from_bytes(tokenizer.to_string().as_bytes(), b"", b"", b"").expect("reads");
+        assert_eq!([0, 1, 2, 3, 9].map(|id| model.token_text(id)), ["a", " a", "\\xf0\\x9f\\x98", "<|end|>", ""]);
+        assert_eq!([1, 2, 3, 9].map(|id| model.token_bytes(id)), [b" a".to_vec(), vec![0xF0, 0x9F, 0x98], b"<|end|>".to_vec(), vec![]]);
+        assert_eq!([0, 3, 9].map(|id| model.is_special(id)), [false, true, true]);
+    }
+
+    #[test]
+    fn damaged_files_are_named_and_never_panic() {
+        let tokenizer = |model: serde_json::Value| {
+            json!({"version": "1.0", "added_tokens": [], "decoder": {"type": "ByteLevel", "add_prefix_space": false,
+            "trim_offsets": true, "use_regex": true}, "model": model})
+            .to_string()
+        };
+        let damaged = [
+            String::new(),
+            "{".into(),
+            "{}".into(),
+            tokenizer(json!({"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]})),
+            // A merge that is longer than any token: the library slices beyond its buffer.
+            tokenizer(json!({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]})),
+            tokenizer(json!({"type": "BPE", "vocab": {"a": 4_000_000_000_u32}, "merges": []})),
+        ];
+        for tokenizer in damaged {
+            let error = TextModel::from_bytes(tokenizer.as_bytes(), b"", b"", b"").map(|_| ()).expect_err(&tokenizer);
+            assert!(matches!(&error, TextError::Damaged(text) if text.contains("tokenizer")), "{error}");
+        }
+        let good = tokenizer(json!({"type": "BPE", "vocab": {"a": 0}, "merges": []}));
+        let error = TextModel::from_bytes(good.as_bytes(), b"{", b"", b"").map(|_| ()).unwrap_err();
+        assert!(error.to_string().starts_with("tokenizer_config.json"), "{error}");
+    }
+
+    #[test]
+    fn padding_truncation_and_dropout_of_a_file_are_switched_off() {
+        let tokenizer = json!({"version": "1.0", "added_tokens": [],
+            "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+            "padding": {"strategy": {"Fixed": 100_000_000_000_u64}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "dropout": 0.9, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}});
+        let model = TextModel::from_bytes(tokenizer.to_string().as_bytes(), b"", b"", b"").expect("reads");
+        assert_eq!(model.encode(&"ab".repeat(30), true).expect("encodes"), [2; 30]);
+    }
+
+    #[test]
+    fn a_directory_without_a_tokenizer_says_what_it_has_instead() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let error = TextModel::from_hf_dir(directory.path()).map(|_| ()).unwrap_err();
+        assert!(matches!(&error, TextError::Damaged(text) if text.contains("no tokenizer.json")), "{error}");
+        std::fs::write(directory.path().join("tiktoken.model"), "").expect("writes");
+        let error = TextModel::from_hf_dir(directory.path()).map(|_| ()).unwrap_err();
+        assert!(matches!(&error, TextError::Unsupported(text) if text.contains("tiktoken.model")), "{error}");
     }
 }
