@@ -176,11 +176,11 @@ impl Rope {
     /// The same with candle's kernels.
     fn on_device(&self, x: &Tensor, positions: &[u32], device: &Device) -> Result<Tensor> {
         let half = self.dims / 2;
-        let side = |of: fn((&'_ [f32], &'_ [f32])) -> Vec<f32>| {
-            let values: Vec<f32> = positions.iter().flat_map(|&position| of(self.table(position))).collect();
-            Tensor::from_vec(values, (positions.len(), half), device)
+        let table = |side: usize| {
+            let sides = positions.iter().map(|&position| <[&[f32]; 2]>::from(self.table(position))[side]);
+            Tensor::from_vec(sides.flatten().copied().collect::<Vec<f32>>(), (positions.len(), half), device)
         };
-        let (cos, sin) = (side(|(cos, _)| cos.to_vec())?, side(|(_, sin)| sin.to_vec())?);
+        let (cos, sin) = (table(0)?, table(1)?);
         // candle wants (batch, heads, positions, dims).
         let turning = x.narrow(2, 0, self.dims)?.transpose(0, 1)?.unsqueeze(0)?.contiguous()?;
         let turned = match self.pairing {

@@ -117,19 +117,21 @@ fn draw(logits: &[f32], best: u32, how: &Sampling, position: u32) -> u32 {
 /// Ids and weights that temperature, top-k and top-p leave.
 fn candidates(logits: &[f32], max: f32, how: &Sampling) -> Vec<(u32, f32)> {
     let top_k = how.top_k as usize;
+    // Off for NaN.
+    let nucleus = how.top_p < 1.0;
     if top_k > 0 && top_k < logits.len() {
         let ids = likeliest(logits, top_k);
         let weights = weights(ids.iter().map(|&id| logits[id as usize]).collect(), max, how.temperature);
         let total = weights.iter().fold(0.0, |sum, &weight| sum + f64::from(weight));
         let mut kept: Vec<(u32, f32)> = ids.into_iter().zip(weights).collect();
-        if how.top_p < 1.0 {
+        if nucleus {
             let enough = prefix(kept.iter().map(|&(_, weight)| weight), f64::from(how.top_p) * total);
             kept.truncate(enough.unwrap_or(kept.len()));
         }
         return kept;
     }
     let all = weights(logits.to_vec(), max, how.temperature);
-    if !(how.top_p < 1.0) {
+    if !nucleus {
         return all.into_iter().enumerate().map(|(id, weight)| (id as u32, weight)).collect();
     }
     let enough = f64::from(how.top_p) * sum(&all);

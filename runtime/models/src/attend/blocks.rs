@@ -83,10 +83,11 @@ impl Tile<'_> {
         let mut packed = vec![0.0; self.rows() * dim];
         for piece in self.pieces() {
             let (first, rows) = (piece.start, piece.len());
+            let packed = &mut packed[first * dim..(first + rows) * dim];
             for row in piece {
                 let at = row / self.group * self.q_stride + row % self.group * dim;
-                for (d, &x) in self.q[at..at + dim].iter().enumerate() {
-                    packed[first * dim + d * rows + row - first] = x;
+                for (to, &x) in packed.iter_mut().skip(row - first).step_by(rows).zip(&self.q[at..at + dim]) {
+                    *to = x;
                 }
             }
         }
@@ -123,10 +124,14 @@ impl State {
     pub(super) fn finish(&self, row: usize, out: &mut [f32]) {
         let lines = out.len().div_ceil(LANES);
         let inverse = 1.0 / self.sum[row];
-        for (out, line) in out.chunks_mut(LANES).zip(&self.values[row * lines..]) {
-            for (out, value) in out.iter_mut().zip(line.0) {
-                *out = value * inverse;
-            }
+        let values = &self.values[row * lines..(row + 1) * lines];
+        let (whole, tail) = out.as_chunks_mut::<LANES>();
+        for (out, value) in whole.iter_mut().zip(values) {
+            *out = value.0.map(|x| x * inverse);
+        }
+        if let Some(value) = values.last() {
+            // Empty if the lines are full.
+            tail.iter_mut().zip(value.0).for_each(|(out, x)| *out = x * inverse);
         }
     }
 }

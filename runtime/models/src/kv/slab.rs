@@ -90,9 +90,9 @@ impl Slab {
     /// Writes keys and values (heads, dim) of one position, an index into this slab.
     pub(crate) fn put(&mut self, heads: HeadShape, position: usize, keys: &[f32], values: &[f32]) {
         match self {
-            Self::F32(lines) => put(heads, position, keys, values, |line, lane, x| lines[line].0[lane] = x),
+            Self::F32(lines) => put(heads, lines, position, keys, values, |line, lane, x| line.0[lane] = x),
             Self::F16(lines) => {
-                put(heads, position, keys, values, |line, lane, x| lines[line].0[lane] = half::f16::from_f32(x).to_bits());
+                put(heads, lines, position, keys, values, |line, lane, x| line.0[lane] = half::f16::from_f32(x).to_bits());
             }
         }
     }
@@ -134,17 +134,18 @@ fn place(heads: HeadShape, side: Side, head: usize, position: usize, d: usize) -
     }
 }
 
-/// Hands each number of one position to `set`, with its line and lane.
-fn put(heads: HeadShape, position: usize, keys: &[f32], values: &[f32], mut set: impl FnMut(usize, usize, f32)) {
-    for head in 0..heads.kv_heads {
-        let of_head = head * heads.dim..(head + 1) * heads.dim;
-        let (line, lane) = place(heads, Side::Keys, head, position, 0);
-        for (d, &key) in keys[of_head.clone()].iter().enumerate() {
-            set(line + d, lane, key);
+/// Puts each number of one position into its lane by `set`.
+fn put<L>(heads: HeadShape, lines: &mut [L], position: usize, keys: &[f32], values: &[f32], set: impl Fn(&mut L, usize, f32)) {
+    for (head, (keys, values)) in keys.chunks_exact(heads.dim).zip(values.chunks_exact(heads.dim)).enumerate() {
+        let (first, lane) = place(heads, Side::Keys, head, position, 0);
+        for (line, &key) in lines[first..first + heads.dim].iter_mut().zip(keys) {
+            set(line, lane, key);
         }
-        let (line, _) = place(heads, Side::Values, head, position, 0);
-        for (d, &value) in values[of_head].iter().enumerate() {
-            set(line + d / LANES, d % LANES, value);
+        let (first, _) = place(heads, Side::Values, head, position, 0);
+        for (line, values) in lines[first..].iter_mut().zip(values.chunks(LANES)) {
+            for (lane, &value) in values.iter().enumerate() {
+                set(line, lane, value);
+            }
         }
     }
 }
