@@ -168,7 +168,7 @@ impl Nodes {
                 let _ = heard.try_send(CarrierEvent::Heard { from, message });
             }),
         );
-        let me = self.record(index, &*store, models.list());
+        let me = self.record(index, &store, models.list());
         let carrier = Arc::new(HubCarrier { me: me.node, lines, hub: self.hub.clone() });
         let (handle, commands) = NodeHandle::new();
         let parts = NodeParts {

@@ -53,8 +53,13 @@ fn play(world: &mut World, act: &Act) {
     }
 }
 
+/// Random schedules to play; `MESH_SCHEDULES=3000` for a long look.
+fn schedules() -> u32 {
+    std::env::var("MESH_SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(32)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: schedules(), ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happens_a_healed_mesh_agrees_and_answers(seed in any::<u64>(), acts in prop::collection::vec(any_act(), 0..24)) {
@@ -248,4 +253,38 @@ fn a_core_with_nothing_to_do_is_woken_about_once_a_second() {
     world.run(10_000);
     let a_second = (world.steps - before) / 10;
     assert!(a_second <= 3 * 5, "{a_second} steps a second for three idle nodes");
+}
+
+/// Steps a lone core; what it publishes is saved at once and counted.
+fn step_lone(core: &mut Deployments, now: Time, input: Input) -> usize {
+    let (mut inputs, mut published) = (vec![input], 0);
+    while let Some(input) = inputs.pop() {
+        let mut effects = Vec::new();
+        core.step(now, input, &mut effects);
+        for effect in effects {
+            if let Effect::Publish(record) = effect {
+                published += 1;
+                inputs.push(Input::Saved(record));
+            }
+        }
+    }
+    published
+}
+
+#[test]
+fn after_a_freeze_nothing_is_published_until_others_could_correct_us() {
+    let start = Time(1_000_000_000);
+    let mut core = Deployments::new(start, world::node_record(0, 1 << 28), Vec::new());
+    let mut effects = Vec::new();
+    let wish = Wish { split: None, context: None, streams: 1 };
+    core.deploy(7, world::large_sheet(), wish, &mut effects).expect("a plain wish");
+    let Some(Effect::Publish(record)) = effects.pop() else { panic!("it is published") };
+    assert!(step_lone(&mut core, start, Input::Saved(record)) > 0, "it waits for memory");
+    // The process stops for twenty seconds. The first thing it hears would let it plan.
+    let woken = start.plus_ms(20_000);
+    let large = world::node_record(1, 8 << 30);
+    assert_eq!(step_lone(&mut core, woken, Input::Up(large)), 0);
+    assert_eq!(step_lone(&mut core, woken.plus_ms(1_000), Input::Elapsed), 0);
+    assert_eq!(step_lone(&mut core, woken.plus_ms(2_000), Input::Elapsed), 0);
+    assert!(step_lone(&mut core, woken.plus_ms(3_000), Input::Elapsed) > 0, "now it plans");
 }

@@ -13,6 +13,29 @@ pub fn small_sheet() -> ModelSheet {
     sheet("small", 6, 10 << 20)
 }
 
+/// A model that takes several nodes of a GiB.
+pub fn large_sheet() -> ModelSheet {
+    sheet("large one", 6, 300 << 20)
+}
+
+/// Node `node` as it introduces itself, with the files of both models.
+pub fn node_record(node: usize, memory_bytes: u64) -> NodeRecord {
+    let held = |sheet: ModelSheet| HeldModel { layers: Layers::new(0, sheet.layer_count()), name: sheet.name, digest: sheet.digest };
+    NodeRecord {
+        node: NodeId([node as u8 + 1; 32]),
+        name: format!("n{node}"),
+        boot: BootId(node as u128),
+        incarnation: 1,
+        version: 0,
+        state: NodeState::Up,
+        capacity: Capacity { memory_bytes, ..Capacity::default() },
+        numerics_class: 0,
+        addresses: Vec::new(),
+        models: vec![held(small_sheet()), held(large_sheet())],
+        shards: Vec::new(),
+    }
+}
+
 fn sheet(name: &str, layers: usize, layer_bytes: u64) -> ModelSheet {
     ModelSheet {
         name: name.into(),
@@ -123,20 +146,7 @@ impl World {
     }
 
     fn record(&self, node: usize) -> NodeRecord {
-        let held = |sheet: ModelSheet| HeldModel { layers: Layers::new(0, sheet.layer_count()), name: sheet.name, digest: sheet.digest };
-        NodeRecord {
-            node: self.id(node),
-            name: format!("n{node}"),
-            boot: BootId(self.nodes[node].boot),
-            incarnation: 1,
-            version: 0,
-            state: NodeState::Up,
-            capacity: Capacity { memory_bytes: 1 << 30, ..Capacity::default() },
-            numerics_class: 0,
-            addresses: Vec::new(),
-            models: vec![held(small_sheet()), held(sheet("large one", 6, 300 << 20))],
-            shards: Vec::new(),
-        }
+        NodeRecord { boot: BootId(self.nodes[node].boot), ..node_record(node, 1 << 30) }
     }
 
     pub fn restart(&mut self, node: usize) {
@@ -228,7 +238,7 @@ impl World {
         self.deploy_sheet(node, small_sheet(), split);
     }
     pub fn deploy_large(&mut self, node: usize) {
-        self.deploy_sheet(node, sheet("large one", 6, 300 << 20), None);
+        self.deploy_sheet(node, large_sheet(), None);
     }
 
     fn deploy_sheet(&mut self, node: usize, sheet: ModelSheet, split: Option<u16>) {
