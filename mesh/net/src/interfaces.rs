@@ -3,7 +3,8 @@
 //! F1: container bridges exist on every machine, often with the same address, and lead nowhere. They are known by name.
 //! A Thunderbolt bridge (`bridge0` on macOS) and a host's own `br0` are real networks and stay.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
@@ -53,6 +54,12 @@ pub fn interfaces() -> Vec<Interface> {
     found
 }
 
+/// How many addresses libp2p's multicast DNS would use: it takes every IPv4 address but loopback.
+#[must_use]
+pub fn multicast_addresses() -> usize {
+    ifaddrs::list().iter().filter(|raw| raw.address.is_ipv4() && !raw.address.is_loopback()).count()
+}
+
 /// Whether an address belongs to this machine: a dial to it, at one of our ports, ends at ourselves.
 #[must_use]
 pub fn is_local(address: IpAddr) -> bool {
@@ -100,21 +107,30 @@ pub(crate) fn address_at(ip: IpAddr, port: u16) -> Multiaddr {
     Multiaddr::empty().with(ip.into()).with(Protocol::Tcp(port))
 }
 
-/// The addresses to tell others, out of those that the listeners report and the interfaces there are: best first, and
-/// loopback only if there is nothing else (two nodes on one machine, and tests).
-pub(crate) fn candidates(listening: &[Multiaddr], interfaces: &[Interface]) -> Vec<Multiaddr> {
-    let places: Vec<(IpAddr, u16)> = listening.iter().filter_map(place_of).collect();
-    let mut found: Vec<Multiaddr> = Vec::new();
+/// The addresses to tell others, out of the sockets that are bound and the interfaces there are: best first, and loopback
+/// only if there is nothing else (two nodes on one machine, and tests).
+pub(crate) fn candidates(bound: &[SocketAddr], interfaces: &[Interface]) -> Vec<Multiaddr> {
+    let listens = |socket: &SocketAddr, ip: IpAddr| {
+        let any = socket.ip().is_unspecified() && socket.is_ipv4() == ip.is_ipv4(); // the IPv6 wildcard takes IPv6 only
+        any || socket.ip() == ip
+    };
+    let mut found: Vec<(IpAddr, u16)> = Vec::new();
     for interface in interfaces {
-        let ports = places.iter().filter(|(ip, _)| *ip == interface.address).map(|(_, port)| *port);
-        found.extend(ports.map(|port| address_at(interface.address, port)));
+        let ports = bound.iter().filter(|socket| listens(socket, interface.address)).map(SocketAddr::port);
+        found.extend(ports.map(|port| (interface.address, port)));
     }
     if found.is_empty() {
-        found.extend(places.iter().filter(|(ip, _)| ip.is_loopback()).map(|(ip, port)| address_at(*ip, *port)));
+        let loopback = |socket: &SocketAddr| match socket.ip() {
+            ip if ip.is_loopback() => Some((ip, socket.port())),
+            IpAddr::V4(ip) if ip.is_unspecified() => Some((Ipv4Addr::LOCALHOST.into(), socket.port())),
+            IpAddr::V6(ip) if ip.is_unspecified() => Some((Ipv6Addr::LOCALHOST.into(), socket.port())),
+            _ => None,
+        };
+        found.extend(bound.iter().filter_map(loopback));
     }
-    let mut seen = std::collections::BTreeSet::new();
-    found.retain(|address| seen.insert(address.to_string()));
-    found
+    let mut seen = BTreeSet::new();
+    found.retain(|place| seen.insert(*place));
+    found.into_iter().map(|(ip, port)| address_at(ip, port)).collect()
 }
 
 #[cfg(test)]
@@ -138,14 +154,16 @@ mod tests {
 
     #[test]
     fn candidates_are_in_order_and_loopback_is_the_last_resort() {
-        let listening: Vec<Multiaddr> = ["/ip4/127.0.0.1/tcp/7", "/ip4/10.0.0.1/tcp/7", "/ip4/169.254.1.1/tcp/7", "/ip4/172.17.0.1/tcp/7"]
-            .iter()
-            .map(|text| text.parse().expect("a multiaddress"))
-            .collect();
-        let there = [interface("en0", "10.0.0.1"), interface("en5", "169.254.1.1"), interface("en9", "10.9.9.9")];
-        let texts = |there: &[Interface]| candidates(&listening, there).iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(texts(&there), ["/ip4/10.0.0.1/tcp/7", "/ip4/169.254.1.1/tcp/7"]);
-        assert_eq!(texts(&[]), ["/ip4/127.0.0.1/tcp/7"]);
+        let there = [interface("en0", "10.0.0.1"), interface("en0", "fd00::1"), interface("en5", "169.254.1.1")];
+        let texts = |bound: &str, there: &[Interface]| {
+            let bound: Vec<SocketAddr> = bound.split(' ').map(|socket| socket.parse().expect("a socket address")).collect();
+            candidates(&bound, there).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(texts("0.0.0.0:7", &there), "/ip4/10.0.0.1/tcp/7 /ip4/169.254.1.1/tcp/7");
+        assert_eq!(texts("[::]:8 0.0.0.0:7", &there), "/ip4/10.0.0.1/tcp/7 /ip6/fd00::1/tcp/8 /ip4/169.254.1.1/tcp/7");
+        assert_eq!(texts("10.0.0.1:7 10.0.0.1:9 10.9.9.9:7", &there), "/ip4/10.0.0.1/tcp/7 /ip4/10.0.0.1/tcp/9");
+        assert_eq!(texts("127.0.0.1:7", &there), "/ip4/127.0.0.1/tcp/7");
+        assert_eq!(texts("0.0.0.0:7", &[]), "/ip4/127.0.0.1/tcp/7");
     }
 
     #[test]

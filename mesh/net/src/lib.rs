@@ -26,6 +26,7 @@ mod ifaddrs;
 mod interfaces;
 mod key;
 mod link;
+mod listen;
 mod net;
 mod notices;
 mod secret;

@@ -2,8 +2,9 @@
 //!
 //! The writer takes heartbeats first, then control messages, then bulk, and cuts long messages into parts. It also limits
 //! what is under way: after every [`MARK_BYTES`] of payload it sends a marked ping, and with two marks unechoed it sends
-//! heartbeats only. So a slow line (F39: 1 Mbit/s) never holds more than a second of our bytes in socket buffers ahead of
-//! a heartbeat, and a fast one is not slowed down (128 KiB a round trip).
+//! heartbeats only. So a slow line (F39: 1 Mbit/s) never holds more than a quarter of a second of our bytes in socket buffers
+//! ahead of a heartbeat. The price is 32 KiB a round trip: 3 MB/s at 10 ms, enough for control. Measured in two namespaces
+//! with 1 Mbit/s between them, bulk both ways at full queues for 30 s: nobody held dead.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ pub const QUEUE_BYTES_MAX: usize = 8 << 20;
 /// Heartbeats that wait for a link at most.
 const HEART_QUEUE_MAX: usize = 64;
 /// Payload between two marked pings.
-const MARK_BYTES: usize = 64 << 10;
-/// Payload that may be unechoed: 1 s at 1 Mbit/s.
+const MARK_BYTES: usize = 16 << 10;
+/// Payload that may be unechoed: 0.26 s at 1 Mbit/s; four times as much made suspicions (not deaths) every second there.
 const WINDOW_BYTES: usize = 2 * MARK_BYTES;
 /// Set in the nonces of marked pings; the liveness core never sets it.
 pub const MARK: u64 = 1 << 63;
@@ -329,7 +330,7 @@ mod tests {
         let mut window = Window::default();
         let mut marks = Vec::new();
         while window.is_open() {
-            marks.extend(window.sent(16 << 10));
+            marks.extend(window.sent(MARK_BYTES / 4));
         }
         assert_eq!((window.unechoed, marks.len()), (WINDOW_BYTES, 2));
         window.echoed(MARK | 77);

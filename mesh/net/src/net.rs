@@ -1,6 +1,7 @@
 //! The handle: starts the thread, and implements [`Carrier`] over bounded queues.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,9 +25,6 @@ use crate::swarm::GOSSIP_BYTES_MAX;
 
 /// Commands that wait for the carrier's thread at most.
 const COMMANDS_MAX: usize = 256;
-
-/// How long `start` waits for the first address of each listener.
-pub(crate) const LISTEN_MS: u64 = 3_000;
 
 /// How to join a mesh.
 #[derive(Clone, Debug)]
@@ -105,8 +103,11 @@ pub(crate) struct Shared {
     /// One for each node that is up.
     pub outboxes: DashMap<NodeId, Outbox>,
     pub counters: Counters,
-    /// What the listeners report, real ports, all interfaces.
-    pub listening: RwLock<Vec<Multiaddr>>,
+    /// What the listeners are bound to, with real ports. Written once, before `start` returns.
+    pub bound: OnceLock<Vec<SocketAddr>>,
+    /// End like a killed process: no goodbyes.
+    #[cfg(test)]
+    pub killed: std::sync::atomic::AtomicBool,
     sink: Sink,
     route: Route,
 }
@@ -130,9 +131,8 @@ impl Shared {
 
     /// The addresses to tell others, each ending in our peer id.
     pub fn addresses(&self) -> Vec<Multiaddr> {
-        let listening = self.listening.read().unwrap_or_else(PoisonError::into_inner).clone();
         let peer = peer_of(self.me);
-        candidates(&listening, &interfaces())
+        candidates(self.bound.get().map_or(&[], Vec::as_slice), &interfaces())
             .into_iter()
             .map(|address| match peer {
                 Some(peer) => address.with(Protocol::P2p(peer)),
@@ -171,7 +171,9 @@ impl Net {
             me: config.key.node(),
             outboxes: DashMap::new(),
             counters: Counters::default(),
-            listening: RwLock::default(),
+            bound: OnceLock::new(),
+            #[cfg(test)]
+            killed: false.into(),
             sink: Box::new(sink),
             route: Box::new(route),
         });

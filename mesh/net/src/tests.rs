@@ -332,15 +332,21 @@ fn a_frozen_peer_is_suspected_then_down_and_comes_back() {
 fn a_process_that_ends_without_a_word_is_down_at_once() {
     let a = join(&NodeKey::draw(), 1, &[]);
     let b_key = NodeKey::draw();
-    // b behind a relay of ours that is cut: what kill -9 looks like from outside
-    let b = join(&b_key, 2, &[]);
-    let relay = Relay::to(&b.place());
-    a.net.dial(&relay.place);
+    let b = join(&b_key, 2, &[&a]);
     a.wait_up(b.id());
-    drop(b.net);
+    b.net.shared().killed.store(true, std::sync::atomic::Ordering::Relaxed);
+    let from = Instant::now();
+    drop(b);
     let why = a.wait_down(b_key.node());
-    assert!(why.contains("goodbye"), "{why}");
-    drop(relay);
+    assert!(why.contains("refuse"), "{why}");
+    assert!(from.elapsed() < Duration::from_secs(1), "{:?}", from.elapsed());
+    // killed and started again and again: the same node each time, never a clone
+    for boot in 3..6 {
+        let again = join(&b_key, boot, &[&a]);
+        assert_eq!(a.wait_up(b_key.node()), BootId(boot));
+        again.net.shared().killed.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+    assert_eq!(a.net.counts().refused_hellos, 0);
 }
 
 #[test]
