@@ -133,7 +133,8 @@ fn a_repeated_a_missing_and_an_invented_frame_end_the_lane() {
         invented[16..24].copy_from_slice(&next.to_le_bytes());
         bytes.extend(invented);
     };
-    let meddlings: [(&str, fn(&mut Vec<u8>), bool); 3] =
+    type Meddling = (&'static str, fn(&mut Vec<u8>), bool);
+    let meddlings: [Meddling; 3] =
         [("frame 2 where frame 3", repeat, true), ("frame 3 where frame 2", swallow, false), ("seal", invent, true)];
     for (expected, meddling, first_arrives) in meddlings {
         let (mut lane, relay, _to) = lane_through_relay(|_| {});

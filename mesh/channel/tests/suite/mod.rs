@@ -9,9 +9,12 @@ use crate::support::{Gong, Lane, connecting_lane, down, lane, pattern, ready_lan
 /// Receiving and sending node.
 pub type Pair = (Arc<dyn Channels>, Arc<dyn Channels>);
 
+/// What must hold, in words, and how it is tried.
+type Case = (&'static str, fn(Pair));
+
 /// Runs every case. A failure names its case, as the thread's name.
 pub fn run(pair: &(dyn Fn() -> Pair + Sync)) {
-    let cases: &[(&str, fn(Pair))] = &[
+    let cases: &[Case] = &[
         ("messages come whole and in order", order),
         ("a sender without credit stalls and is woken", back_pressure),
         ("one slot is enough", one_slot),
