@@ -1,0 +1,126 @@
+//! `mesh deploy` and `mesh undeploy`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use mesh_runtime::client::{segment, text};
+use serde_json::{Value, json};
+
+use super::{Target, human};
+
+/// Flags of `mesh deploy`.
+#[derive(Debug, Args)]
+pub struct Deploy {
+    /// A path, the name of a directory or GGUF file in a model directory, or `builtin:story`
+    model: String,
+    /// Exactly this many stages [default: as few as fit]
+    #[arg(long, value_name = "N")]
+    split: Option<u16>,
+    /// Tokens a stream may have, prompt included [default: what the model was made for and memory allows]
+    #[arg(long, value_name = "N")]
+    context: Option<u32>,
+    /// Streams of full context to keep memory for
+    #[arg(long, value_name = "N", default_value = "4")]
+    streams: u16,
+    /// Wait until a token came out
+    #[arg(long)]
+    wait: bool,
+    /// Give up waiting after so many seconds
+    #[arg(long, value_name = "S", default_value = "600")]
+    timeout_s: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Flags of `mesh undeploy`.
+#[derive(Debug, Args)]
+pub struct Undeploy {
+    /// The model's name or the deployment's id
+    model: String,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl Deploy {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// The node refused, or it did not become ready.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let client = self.target.client()?;
+        // A path means something here, not in the node's own directory.
+        let model = if std::path::Path::new(&self.model).exists() {
+            std::fs::canonicalize(&self.model)?.to_string_lossy().into_owned()
+        } else {
+            self.model.clone()
+        };
+        let body = json!({ "model": model, "split": self.split, "context": self.context, "streams": self.streams });
+        let answer = client.post("/mesh/v1/deployments", &body)?;
+        let (id, name) = (text(&answer["id"]), text(&answer["model"]));
+        if self.wait {
+            let bar = Bar::new(!self.json);
+            client.wait_ready(&id, Duration::from_secs(self.timeout_s), |seen| bar.show(seen))?;
+        }
+        let seen = client.deployment(&id)?;
+        if self.json {
+            println!("{}", json!({ "id": id, "model": name, "status": seen["record"]["status"], "plan": seen["record"]["plan"] }));
+        } else if self.wait {
+            println!("{name} is ready");
+        } else {
+            println!("{name} is being placed; see `mesh status`");
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Undeploy {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Nothing by this name.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        self.target.client()?.delete(&format!("/mesh/v1/deployments/{}", segment(&self.model)))?;
+        println!("{} is gone", self.model);
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A bar while layers load; gone when dropped.
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// A bar on standard error, or none.
+    #[must_use]
+    pub fn new(visible: bool) -> Self {
+        let bar = if visible { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        bar.set_style(
+            ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes}").unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
+        Self(bar)
+    }
+
+    /// Shows a deployment as the status has it.
+    pub fn show(&self, seen: &Value) {
+        let status = &seen["record"]["status"];
+        let loading = seen["loading"].as_array().cloned().unwrap_or_default();
+        let sum = |index: usize| -> u64 { loading.iter().filter_map(|entry| entry[index].as_u64()).sum() };
+        self.0.set_length(sum(2));
+        self.0.set_position(sum(1));
+        match status["missing_bytes"].as_u64() {
+            Some(missing) if missing > 0 => self.0.set_message(format!("waiting: {} are missing", human(missing))),
+            _ => self.0.set_message(text(&status["state"])),
+        }
+        self.0.tick();
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

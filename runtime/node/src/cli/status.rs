@@ -1,0 +1,213 @@
+//! `mesh status`, and what a node in the foreground says when something changes.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use clap::Args;
+use mesh_core::ids::NodeId;
+use mesh_core::plan::Plan;
+use mesh_runtime::mesh::status_in_words;
+use mesh_runtime::{DeploymentStatus, Health, Mesh, NodeStatus};
+use serde_json::Value;
+
+use super::join::WATCH_EVERY;
+use super::{Target, human};
+
+/// Flags of `mesh status`.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl Status {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// No node answers.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let status = self.target.client()?.get("/mesh/v1/status")?;
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&status)?);
+        } else {
+            print!("{}", table(&status));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The status as text. Works on the JSON, so that an older command can show a newer node.
+#[must_use]
+pub fn table(status: &Value) -> String {
+    let mut out = String::from("NODE                 ID        STATE    START  MEMORY     SHARDS\n");
+    let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+    let mut names = BTreeMap::new();
+    for node in &nodes {
+        let record = &node["record"];
+        let id = text(record, "node");
+        names.insert(id.clone(), text(record, "name"));
+        let mark = if status["me"] == record["node"] { "*" } else { " " };
+        let state = if record["state"] == "leaving" { "leaving".to_owned() } else { text(node, "health") };
+        let memory = human(record["capacity"]["memory_bytes"].as_u64().unwrap_or(0));
+        let shards: Vec<String> = record["shards"].as_array().into_iter().flatten().map(|shard| layers(&shard["layers"])).collect();
+        out += &format!(
+            "{mark}{:<20}{:<10}{:<9}{:<7}{:<11}{}\n",
+            cut(&text(record, "name"), 19),
+            &id[..id.len().min(8)],
+            state,
+            record["incarnation"],
+            memory,
+            shards.join(" "),
+        );
+    }
+    for deployment in status["deployments"].as_array().into_iter().flatten() {
+        out += &deployment_text(deployment, &names);
+    }
+    let notices = status["notices"].as_array().cloned().unwrap_or_default();
+    if !notices.is_empty() {
+        out += "\nNOTICES\n";
+        for notice in notices {
+            out += &format!("  {}\n", notice.as_str().unwrap_or_default());
+        }
+    }
+    out
+}
+
+fn deployment_text(deployment: &Value, names: &BTreeMap<String, String>) -> String {
+    let record = &deployment["record"];
+    let version = &record["version"];
+    let mut out = format!(
+        "\nMODEL {}  {}  (term {}, epoch {})\n",
+        text(&record["sheet"], "name"),
+        text(&record["status"], "state"),
+        version["term"],
+        version["epoch"]
+    );
+    if let Some(why) = record["status"]["why"].as_str() {
+        out += &format!("  {why}\n");
+    }
+    let plan = if record["plan"].is_object() { &record["plan"] } else { &record["status"]["plan"] };
+    for (index, stage) in plan["stages"].as_array().into_iter().flatten().enumerate() {
+        let id = text(stage, "node");
+        let name = names.get(&id).cloned().unwrap_or_else(|| id.clone());
+        out += &format!("  stage {index}  layers {:<10} on {name}\n", layers(&stage["layers"]));
+    }
+    out
+}
+
+fn layers(value: &Value) -> String {
+    format!("{}..{}", value["first"], value["end"])
+}
+
+fn text(value: &Value, field: &str) -> String {
+    value[field].as_str().unwrap_or_default().to_owned()
+}
+
+fn cut(text: &str, width: usize) -> String {
+    text.chars().take(width).collect()
+}
+
+/// Says what changes, for the person in front of a node in the foreground.
+pub struct Watcher {
+    mesh: Mesh,
+    show: bool,
+    nodes: BTreeMap<NodeId, (Health, u64)>,
+    deployments: BTreeMap<String, String>,
+    notices: usize,
+}
+
+impl Watcher {
+    /// Watches `mesh`; prints lines if `show`, else logs them.
+    #[must_use]
+    pub fn new(mesh: Mesh, show: bool) -> Self {
+        Self { mesh, show, nodes: BTreeMap::new(), deployments: BTreeMap::new(), notices: 0 }
+    }
+
+    /// Runs until the node has stopped.
+    pub async fn run(mut self) {
+        while let Ok(status) = self.mesh.status().await {
+            self.nodes(&status);
+            self.deployments(&status);
+            tokio::time::sleep(WATCH_EVERY).await;
+        }
+    }
+
+    fn say(&self, line: &str) {
+        if self.show {
+            println!("{line}");
+        } else {
+            tracing::info!("{line}");
+        }
+    }
+
+    fn nodes(&mut self, status: &NodeStatus) {
+        for seen in status.nodes.iter().filter(|seen| seen.record.node != status.me && seen.health != Health::Unmet) {
+            let now = (seen.health, seen.record.incarnation);
+            let before = self.nodes.insert(seen.record.node, now);
+            if before == Some(now) {
+                continue;
+            }
+            let what = match seen.health {
+                Health::Up => "is here",
+                Health::Suspect => "does not answer",
+                Health::Down => "is down",
+                Health::Left => "has left",
+                Health::Unmet => continue,
+            };
+            self.say(&format!("node {} ({}, start number {}) {what}", seen.record.name, seen.record.node.short(), seen.record.incarnation));
+        }
+        // The list keeps the newest; what is new since last time is at its end.
+        if status.notices.len() > self.notices {
+            for notice in &status.notices[self.notices..] {
+                self.say(notice);
+            }
+        }
+        self.notices = status.notices.len();
+    }
+
+    fn deployments(&mut self, status: &NodeStatus) {
+        let mut now = BTreeMap::new();
+        for seen in &status.deployments {
+            let record = &seen.record;
+            let placed = record.plan.as_ref().map(|plan| places(plan, status)).unwrap_or_default();
+            let line = match &record.status {
+                DeploymentStatus::Ready => format!("model {} is ready: {placed}", record.sheet.name),
+                other => format!("model {}: {}", record.sheet.name, status_in_words(other)),
+            };
+            now.insert(record.id.to_string(), line);
+        }
+        for (id, line) in &now {
+            if self.deployments.get(id) != Some(line) {
+                self.say(line);
+            }
+        }
+        self.deployments = now;
+    }
+}
+
+fn places(plan: &Plan, status: &NodeStatus) -> String {
+    let name =
+        |id: NodeId| status.nodes.iter().find(|seen| seen.record.node == id).map_or_else(|| id.short(), |seen| seen.record.name.clone());
+    let stages: Vec<String> =
+        plan.stages().iter().map(|stage| format!("{}..{} on {}", stage.layers.first, stage.layers.end, name(stage.node))).collect();
+    stages.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_odd_answer_is_shown_as_far_as_it_goes() {
+        assert!(table(&json!({})).starts_with("NODE"));
+        let text = table(&json!({
+            "me": "aa", "nodes": [{ "record": { "node": "aa", "name": "x", "incarnation": 2, "shards": [{ "layers": { "first": 0, "end": 8 } }] }, "health": "up" }],
+            "deployments": [{ "record": { "sheet": { "name": "m" }, "status": { "state": "waiting", "why": "too big" }, "version": { "term": 1, "epoch": 2 } } }]
+        }));
+        assert!(text.contains("0..8") && text.contains("too big") && text.contains("epoch 2"), "{text}");
+    }
+}

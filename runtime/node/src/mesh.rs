@@ -1,0 +1,366 @@
+//! The library's face: join a mesh, deploy a model, ask it, leave.
+//!
+//! A [`Mesh`] is `Send + Sync + Clone` and works from any async runtime or plain thread. Behind it stand one OS thread
+//! with an actix System of its own, the carrier's thread, and one engine thread for each shard. Nothing is global: two
+//! meshes in one process do not know of each other. The library installs no signal handler, no log subscriber and no
+//! thread pool.
+
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mesh_actors::handle::{Gone, NodeHandle, NodeStatus, PlanPreview};
+use mesh_core::generation::{GenerationRequest, Sampling, StreamError};
+use mesh_core::ids::{DeploymentId, NodeId};
+use mesh_core::model::HeldModel;
+use mesh_core::ports::{ModelError, Models};
+use mesh_core::records::{DeploymentRecord, DeploymentStatus, Wish};
+use mesh_models::library::Library;
+use mesh_models::text::{ChatRequest, TextError};
+
+use crate::answer::{Answer, GenerateOptions, Prompt};
+use crate::settings::{Settings, SettingsError};
+use crate::state::StateError;
+use crate::thread::{self, NodeThread};
+
+/// Streams of full context that a deployment reserves memory for, unless told otherwise.
+pub const STREAMS_DEFAULT: u16 = 4;
+
+/// A node of a mesh, running in this process.
+#[derive(Clone)]
+pub struct Mesh {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    handle: NodeHandle,
+    library: Arc<Library>,
+    me: NodeId,
+    incarnation: u64,
+    token: String,
+    listen: Vec<String>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A node could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// A setting cannot be used.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The state directory cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The invitation is not one.
+    #[error("the token cannot be used: {0}; copy the whole line that `mesh token` prints")]
+    Token(String),
+    /// The network refused.
+    #[error("{0}")]
+    Net(String),
+    /// Tensor channels cannot be set up.
+    #[error("{0}")]
+    Channels(String),
+    /// The operating system refused a thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A deployment was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum DeployError {
+    /// The model cannot be read here.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Nothing is deployed by this name.
+    #[error("no model `{name}` is deployed; there are: {}", .have.join(", "))]
+    Unknown {
+        /// As asked.
+        name: String,
+        /// What is deployed.
+        have: Vec<String>,
+    },
+    /// The node said no.
+    #[error("{0}")]
+    Refused(String),
+    /// The node has stopped.
+    #[error("the node has stopped")]
+    Gone,
+}
+
+/// A question was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// Nothing is deployed by this name.
+    #[error("no model `{name}` is deployed; there are: {}", .have.join(", "))]
+    UnknownModel {
+        /// As asked.
+        name: String,
+        /// What is deployed.
+        have: Vec<String>,
+    },
+    /// The prompt leaves no room for an answer (F102).
+    #[error("the prompt has {prompt} tokens and the context is {context}: shorten it, or deploy with a longer --context")]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: u32,
+        /// Tokens of the context.
+        context: u32,
+    },
+    /// The template or tokenizer refused the prompt (F96).
+    #[error(transparent)]
+    Prompt(#[from] TextError),
+    /// An option makes no sense for this model.
+    #[error("{name}: {why}")]
+    Option {
+        /// Which.
+        name: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// This node cannot read the model's tokenizer.
+    #[error("this node cannot read the model's tokenizer: {0}")]
+    Text(ModelError),
+    /// The stream did not start.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// Too many commands wait.
+    #[error("the node is busy: try again in a moment")]
+    Busy,
+    /// The node has stopped.
+    #[error("the node has stopped")]
+    Gone,
+}
+
+impl From<Gone> for GenerateError {
+    fn from(gone: Gone) -> Self {
+        match gone {
+            Gone::Busy => Self::Busy,
+            Gone::Stopped => Self::Gone,
+        }
+    }
+}
+
+impl Mesh {
+    /// Starts a node and joins the mesh of its settings; makes a new mesh if there is none yet.
+    ///
+    /// # Errors
+    /// Before anything is taken: settings, state directory, token. Then: network, threads.
+    pub async fn join(settings: Settings) -> Result<Self, JoinError> {
+        // Starting waits for disks and threads, which an async caller must not.
+        let (done, started) = tokio::sync::oneshot::channel();
+        std::thread::Builder::new()
+            .name("mesh-start".to_owned())
+            .spawn(move || {
+                let _ = done.send(thread::start(settings));
+            })
+            .map_err(JoinError::Thread)?;
+        let started = started.await.map_err(|_| JoinError::Net("the node's thread ended while it started".to_owned()))??;
+        Ok(Self::of(started))
+    }
+
+    fn of(started: NodeThread) -> Self {
+        let NodeThread { handle, library, me, incarnation, token, listen, thread } = started;
+        Self { inner: Arc::new(Inner { handle, library, me, incarnation, token, listen, thread: Mutex::new(Some(thread)) }) }
+    }
+
+    /// The wish "as the planner thinks best".
+    #[must_use]
+    pub const fn any_split() -> Wish {
+        Wish { split: None, context: None, streams: STREAMS_DEFAULT }
+    }
+
+    /// This node.
+    #[must_use]
+    pub fn id(&self) -> NodeId {
+        self.inner.me
+    }
+
+    /// Which of its lives.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.inner.incarnation
+    }
+
+    /// Where other nodes can dial this one.
+    #[must_use]
+    pub fn addresses(&self) -> &[String] {
+        &self.inner.listen
+    }
+
+    /// An invitation into this mesh: name, secret and this node's addresses. Whoever has it is a member.
+    #[must_use]
+    pub fn token(&self) -> &str {
+        &self.inner.token
+    }
+
+    /// What this node sees.
+    ///
+    /// # Errors
+    /// The node has stopped.
+    pub async fn status(&self) -> Result<NodeStatus, Gone> {
+        self.inner.handle.status().await
+    }
+
+    /// Models in this node's directories and binary.
+    pub async fn models(&self) -> Vec<HeldModel> {
+        self.inner.library.list()
+    }
+
+    /// What would be done with a model, and why. Changes nothing.
+    ///
+    /// # Errors
+    /// The model cannot be read, or the node has stopped.
+    pub async fn plan(&self, model: &str, wish: Wish) -> Result<PlanPreview, DeployError> {
+        let sheet = self.inner.library.sheet(model)?;
+        self.inner.handle.plan(sheet, wish).await.map_err(|_| DeployError::Gone)
+    }
+
+    /// Keeps a model answering: path, name in a model directory, or `builtin:story`. Returns the deployment's id and the
+    /// name that requests use. It is loaded afterwards: see [`Mesh::ready`].
+    ///
+    /// # Errors
+    /// The model cannot be read, the wish makes no sense, or the node has stopped.
+    pub async fn deploy(&self, model: &str, wish: Wish) -> Result<(DeploymentId, String), DeployError> {
+        let sheet = self.inner.library.sheet(model)?;
+        let name = sheet.name.clone();
+        let id = self.inner.handle.deploy(sheet, wish).await.map_err(|_| DeployError::Gone)?.map_err(DeployError::Refused)?;
+        Ok((id, name))
+    }
+
+    /// Stops and forgets a deployment, by its model's name or its id.
+    ///
+    /// # Errors
+    /// Nothing by this name, or the node has stopped.
+    pub async fn undeploy(&self, name: &str) -> Result<(), DeployError> {
+        let status = self.status().await.map_err(|_| DeployError::Gone)?;
+        let found = status.deployments.iter().find(|seen| names(&seen.record, name));
+        let id = found.ok_or_else(|| DeployError::Unknown { name: name.to_owned(), have: deployed(&status) })?.record.id;
+        self.inner.handle.undeploy(id).await.map_err(|_| DeployError::Gone)?.map_err(DeployError::Refused)
+    }
+
+    /// Waits until a deployment is ready.
+    ///
+    /// # Errors
+    /// It failed, is gone, or is not ready in time: in words.
+    pub async fn ready(&self, id: DeploymentId, within: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + within;
+        loop {
+            let status = self.status().await.map_err(|gone| gone.to_string())?;
+            let seen = status.deployments.iter().find(|seen| seen.record.id == id);
+            let Some(seen) = seen else { return Err("the deployment is gone".to_owned()) };
+            match &seen.record.status {
+                DeploymentStatus::Ready => return Ok(()),
+                DeploymentStatus::Failed { why } => return Err(why.clone()),
+                other if Instant::now() >= deadline => {
+                    return Err(format!("not ready after {} s: {}", within.as_secs(), status_in_words(other)));
+                }
+                _ => crate::thread::pause(Duration::from_millis(25)).await,
+            }
+        }
+    }
+
+    /// Asks a deployed model. The answer is a stream of events; dropping it cancels.
+    ///
+    /// # Errors
+    /// See [`GenerateError`]. Nothing was computed then.
+    pub async fn generate(&self, model: &str, prompt: Prompt, options: GenerateOptions) -> Result<Answer, GenerateError> {
+        let asked_at = Instant::now();
+        let status = self.status().await?;
+        let seen = status.deployments.iter().find(|seen| names(&seen.record, model));
+        let Some(seen) = seen else { return Err(GenerateError::UnknownModel { name: model.to_owned(), have: deployed(&status) }) };
+        let record = &seen.record;
+        let Some(plan) = record.plan.as_ref().filter(|_| record.status == DeploymentStatus::Ready) else {
+            return Err(StreamError::NotReady { why: status_in_words(&record.status) }.into());
+        };
+        let text = self.inner.library.text_of(record.sheet.digest).map_err(GenerateError::Text)?;
+        let ids = match prompt {
+            Prompt::Text(prompt) => text.encode(&prompt, true)?,
+            Prompt::Chat { messages, tools, extra } => {
+                let prompt = text.render_chat(&ChatRequest { messages, tools, add_generation_prompt: true, extra })?;
+                text.encode(&prompt, false)?
+            }
+            Prompt::Ids(ids) => ids,
+        };
+        let request = self.request(record, plan.context(), ids, &options, text.end_ids())?;
+        let (prompt_tokens, seed) = (u32::try_from(request.prompt.len()).unwrap_or(u32::MAX), request.sampling.seed);
+        let generation = self.inner.handle.generate(record.id, request).await??;
+        Ok(Answer::new(generation, text, options.stop, prompt_tokens, seed, asked_at))
+    }
+
+    fn request(
+        &self,
+        record: &DeploymentRecord,
+        context: u32,
+        ids: Vec<u32>,
+        options: &GenerateOptions,
+        end_ids: &[u32],
+    ) -> Result<GenerationRequest, GenerateError> {
+        let no = |name, why: &str| Err(GenerateError::Option { name, why: why.to_owned() });
+        let vocabulary = record.sheet.vocabulary;
+        if ids.is_empty() {
+            return no("prompt", "the prompt is empty");
+        }
+        if ids.iter().any(|id| *id >= vocabulary) {
+            return no("prompt", "a token id is outside the model's vocabulary");
+        }
+        if options.logit_bias.iter().any(|(id, _)| *id >= vocabulary) {
+            return no("logit_bias", "a token id is outside the model's vocabulary");
+        }
+        let prompt = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+        if prompt >= context {
+            return Err(GenerateError::TooLong { prompt, context });
+        }
+        let defaults = self.inner.library.generation_defaults(record.sheet.digest);
+        let sampling = Sampling {
+            temperature: options.temperature.unwrap_or(defaults.temperature),
+            top_k: options.top_k.unwrap_or(defaults.top_k),
+            top_p: options.top_p.unwrap_or(defaults.top_p),
+            min_p: options.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: options.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            presence_penalty: options.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: options.frequency_penalty.unwrap_or(0.0),
+            logit_bias: options.logit_bias.clone(),
+            seed: options.seed.unwrap_or_else(rand::random),
+            logprobs: options.logprobs,
+        };
+        let room = context - prompt;
+        let max_tokens = options.max_tokens.unwrap_or(room).min(room);
+        Ok(GenerationRequest { prompt: ids, sampling, end_ids: end_ids.to_vec(), max_tokens })
+    }
+
+    /// Ends this node's streams, tells the others, stops. Answers when all threads have ended.
+    pub async fn leave(self) {
+        self.inner.handle.leave().await;
+        let thread = self.inner.thread.lock().ok().and_then(|mut thread| thread.take());
+        let Some(thread) = thread else { return };
+        let (done, ended) = tokio::sync::oneshot::channel();
+        let joined = std::thread::Builder::new().name("mesh-stop".to_owned()).spawn(move || {
+            let _ = done.send(thread.join());
+        });
+        if joined.is_ok() {
+            let _ = ended.await;
+        }
+    }
+}
+
+/// Whether a request's `model` means this deployment.
+fn names(record: &DeploymentRecord, name: &str) -> bool {
+    record.sheet.name == name || record.id.to_string() == name
+}
+
+fn deployed(status: &NodeStatus) -> Vec<String> {
+    status.deployments.iter().map(|seen| seen.record.sheet.name.clone()).collect()
+}
+
+/// A status as a sentence.
+#[must_use]
+pub fn status_in_words(status: &DeploymentStatus) -> String {
+    match status {
+        DeploymentStatus::Planning => "it is being placed".to_owned(),
+        DeploymentStatus::Loading { .. } => "its layers are being loaded".to_owned(),
+        DeploymentStatus::Starting => "its stages are connecting".to_owned(),
+        DeploymentStatus::Ready => "it is ready".to_owned(),
+        DeploymentStatus::Waiting { why, .. } => format!("it waits for nodes or memory: {why}"),
+        DeploymentStatus::Failed { why } => format!("it failed: {why}"),
+    }
+}

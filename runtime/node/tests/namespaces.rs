@@ -1,0 +1,59 @@
+//! Three nodes in three network namespaces on one virtual LAN: found by multicast DNS over 169.254 addresses alone.
+//!
+//! The namespaces are made inside a user namespace, so no root is needed where the kernel allows that. Where it does
+//! not, the test says loudly that it was skipped.
+
+use std::process::{Command, Stdio};
+
+mod common;
+
+/// Makes the LAN, starts three nodes, and checks what each sees. Arguments: program, scratch directory.
+const LAN: &str = include_str!("lan.sh");
+
+fn may_make_namespaces() -> bool {
+    let made = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--net", "--mount", "ip", "link", "add", "probe", "type", "dummy"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if made.is_ok_and(|status| status.success()) {
+        return true;
+    }
+    eprintln!("!! SKIPPED: this machine allows no network namespaces (user namespaces, iproute2 and veth are needed)");
+    false
+}
+
+fn on_a_lan(scenario: &str) {
+    if !may_make_namespaces() {
+        return;
+    }
+    let scratch = tempfile::tempdir().expect("a temporary directory");
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", LAN, "lan.sh"])
+        .arg(common::program())
+        .arg(scratch.path())
+        .arg(scenario)
+        .output()
+        .expect("unshare runs");
+    assert!(
+        output.status.success(),
+        "{scenario}:\n{}\n{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn three_machines_with_link_local_addresses_find_each_other_and_tell_a_story() {
+    on_a_lan("story");
+}
+
+#[test]
+fn a_container_bridge_with_the_same_address_everywhere_is_no_lan() {
+    on_a_lan("bridge");
+}
+
+#[test]
+fn a_mesh_of_another_name_stays_apart() {
+    on_a_lan("strangers");
+}
