@@ -2,7 +2,8 @@
 //!
 //! R9: a node is alive when it echoes a nonce that we drew, never because something was heard from it. The link in use is
 //! probed every `probe_ms`; silence makes a suspicion, then a death. A link that ends without a farewell is a suspicion
-//! that one immediate redial settles (R14): refused means dead, accepted means that nothing happened.
+//! that one immediate redial settles (R14): refused means dead, accepted means that nothing happened. A suspicion by silence
+//! redials too: over a second path, the new link challenges the silent one and takes its place before anybody is held dead.
 //!
 //! Both ends may dial, so two links to one node are ordinary. Each valid hello is a *knock*; an end *accepts* a link by
 //! sending its first probe on it, and a link is established once both have. The end with the smaller id accepts one link
@@ -384,11 +385,15 @@ impl Liveness {
             self.hand_over(now, node, effects);
             return;
         }
+        let next_probe = link.next_probe;
         if link.proven.plus_ms(timings.suspect_ms) <= now && !life.suspect {
             life.suspect = true;
             effects.push(Effect::Suspect(node));
+            if peer.links.len() == 1 {
+                effects.push(Effect::Redial(node));
+            }
         }
-        if link.next_probe <= now {
+        if next_probe <= now {
             self.probe(now, id, effects);
         }
     }

@@ -135,7 +135,7 @@ impl Dialer {
             tries: 0,
             missed_since: now,
         });
-        for address in addresses {
+        for address in addresses.into_iter().take(ADDRESSES_MAX) {
             let (place, _) = split_peer(&address);
             if !place.is_empty() && !target.addresses.contains(&place) {
                 if target.addresses.len() == ADDRESSES_MAX {
@@ -144,6 +144,14 @@ impl Dialer {
                 target.addresses.push(place);
             }
         }
+    }
+
+    /// The node itself says, in a hello, where it is: what was heard before is out of date.
+    pub fn learn_anew(&mut self, now: Time, peer: PeerId, addresses: impl IntoIterator<Item = Multiaddr>) {
+        if let Some(target) = self.targets.get_mut(&Key::Node(peer)) {
+            target.addresses.clear();
+        }
+        self.learn(now, peer, addresses, 0);
     }
 
     /// Every known address of a node.
@@ -345,7 +353,9 @@ mod tests {
         dialer.learn(at(0), peer, [address("/ip4/172.17.0.1/tcp/7"), address("/ip4/10.0.0.1/tcp/7")], 0);
         dialer.unlearn(&Key::Node(peer), &address("/ip4/172.17.0.1/tcp/7"));
         assert_eq!(dialer.addresses_of(peer), [address("/ip4/10.0.0.1/tcp/7")]);
-        dialer.unlearn(&Key::Node(peer), &address("/ip4/10.0.0.1/tcp/7"));
+        dialer.learn_anew(at(1), peer, [address("/ip4/10.0.0.9/tcp/9")]);
+        assert_eq!(dialer.addresses_of(peer), [address("/ip4/10.0.0.9/tcp/9")]);
+        dialer.unlearn(&Key::Node(peer), &address("/ip4/10.0.0.9/tcp/9"));
         assert!(dialer.targets.is_empty());
     }
 

@@ -228,7 +228,7 @@ impl Driver {
         let Some(record) = connection.record.clone() else { return };
         let now = self.clock.now();
         let told = record.addresses.iter().filter_map(|text| text.parse().ok());
-        self.dialer.learn(now, peer, told.chain(dialled.then_some(address)), 0);
+        self.dialer.learn_anew(now, peer, dialled.then_some(address).into_iter().chain(told));
         self.dialer.connected(peer);
         tracing::info!(%node, name = record.name, "a node is up");
         self.shared.tell(CarrierEvent::Up(*record));

@@ -41,6 +41,9 @@ const INSIDE: &[&str] = &[
     "vmnet",
 ];
 
+/// Addresses that a node tells of itself at most: they travel in every hello and record.
+const CANDIDATES_MAX: usize = 16;
+
 /// Addresses that others may reach: interfaces that are up and lead out of this machine, best first.
 ///
 /// Private and public addresses first, link-local IPv4 (a cable between two machines) after them. Link-local IPv6 is left
@@ -130,7 +133,7 @@ pub(crate) fn candidates(bound: &[SocketAddr], interfaces: &[Interface]) -> Vec<
     }
     let mut seen = BTreeSet::new();
     found.retain(|place| seen.insert(*place));
-    found.into_iter().map(|(ip, port)| address_at(ip, port)).collect()
+    found.into_iter().take(CANDIDATES_MAX).map(|(ip, port)| address_at(ip, port)).collect()
 }
 
 #[cfg(test)]

@@ -84,12 +84,12 @@ fn echoes_keep_a_node_up_and_silence_kills_it() {
         750  elapsed       => probe L1
         1000 elapsed       => probe L1
         # 750 ms after the last echo; a late echo clears it
-        1001 elapsed       => suspect z
+        1001 elapsed       => suspect z, redial z
         1100 echo L1 n4    => trusted z
         1250 elapsed       => probe L1
         1500 elapsed       => probe L1
         1750 elapsed       => probe L1
-        1850 elapsed       => suspect z
+        1850 elapsed       => suspect z, redial z
         # an old nonce, a foreign nonce and a doubled echo prove nothing
         1900 echo L1 n4    =>
         1901 echo L1 n99   =>
@@ -126,6 +126,40 @@ fn an_end_without_farewell_is_settled_by_one_redial() {
         550  elapsed       => redial z
         1399 noanswer z    =>
         1400 elapsed       => down z Unanswered
+        ",
+    );
+}
+
+#[test]
+fn a_second_path_takes_over_before_anybody_is_dead() {
+    play(
+        "
+        0    knock L1 z 1  => probe L1
+        1    accepted L1   => up z 1 L1
+        250  elapsed       => probe L1
+        500  elapsed       => probe L1
+        750  elapsed       => probe L1
+        # the cable of L1 was pulled; the redial goes over another address
+        751  elapsed       => suspect z, redial z
+        760  knock L2 z 1  => probe L1
+        1010 elapsed       => probe L1
+        1260 elapsed       => probe L1
+        1510 elapsed       => close L1 Silent, probe L2
+        1515 accepted L2   => moved z L2, trusted z
+        # how the redial went is of no interest while a link is in use
+        1516 refused z     =>
+        ",
+    );
+}
+
+/// Found by the property test below: the first probe after the acceptance lay in the past.
+#[test]
+fn a_link_that_is_accepted_late_is_probed_from_then_on() {
+    play(
+        "
+        0    knock L1 a 1  => probe L1
+        250  accepted L1   => up a 1 L1
+        500  elapsed       => probe L1
         ",
     );
 }
@@ -254,13 +288,13 @@ fn one_who_slept_judges_nobody_by_the_time_slept() {
         # woken 90 s late: deadlines move, fresh probes go out
         90500 elapsed       => probe L1
         90750 elapsed       => probe L1
-        90751 elapsed       => suspect z
+        90751 elapsed       => suspect z, redial z
         90800 echo L1 n4    => trusted z
         # the peer was the one who died while we slept
         91000 elapsed       => probe L1
         180000 elapsed      => probe L1
         180250 elapsed      => probe L1
-        180301 elapsed      => suspect z
+        180301 elapsed      => suspect z, redial z
         180500 elapsed      => probe L1
         180750 elapsed      => probe L1
         181000 elapsed      => probe L1

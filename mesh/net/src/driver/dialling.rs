@@ -15,6 +15,8 @@ use crate::interfaces::{address_at, is_local, place_of};
 use crate::key::{node_of, peer_of};
 use crate::swarm::{self, Failure};
 
+/// Redials of one node under way: one made by its silence, one by the end of its link.
+const REDIALS_MAX: usize = 2;
 /// How long a name may take to resolve.
 const RESOLVE_MS: u64 = 3_000;
 
@@ -65,6 +67,9 @@ impl Driver {
 
     pub(super) fn redial(&mut self, node: NodeId) {
         let Some(peer) = peer_of(node) else { return };
+        if self.redials.values().filter(|other| **other == node).count() >= REDIALS_MAX {
+            return; // one of them will answer
+        }
         let addresses = self.dialer.addresses_of(peer);
         let options = DialOpts::peer_id(peer).condition(PeerCondition::Always).addresses(addresses).allocate_new_port().build();
         let id = options.connection_id();
