@@ -148,18 +148,18 @@ pub(super) struct Partials {
 pub(super) struct Blocks<'a> {
     pub(super) tile: Tile<'a>,
     pub(super) blocks: std::ops::Range<usize>,
-    pub(super) into: Into<'a>,
+    pub(super) into: Target<'a>,
 }
 
 /// Where a block's results go.
-pub(super) enum Into<'a> {
+pub(super) enum Target<'a> {
     /// Folded at once.
     State(&'a mut State),
     /// Kept for itself.
     Partials(&'a mut Partials),
 }
 
-impl Into<'_> {
+impl Target<'_> {
     #[inline(always)]
     fn put<V: Lanes>(&mut self, row: usize, greatest: f32, sum: f32, values: &[Line]) {
         match self {
@@ -255,7 +255,7 @@ impl Room {
         q: &[f32],
         keys: &[Line],
         block_values: &[Line],
-        into: &mut Into<'_>,
+        into: &mut Target<'_>,
     ) {
         let (first, rows) = (piece.start, piece.len());
         for (row, seen) in piece.zip(&mut self.seen) {

@@ -6,10 +6,10 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::blocks::{Blocks, FoldKept, Into, Partials, State, Tile};
+use super::blocks::{Blocks, FoldKept, Partials, State, Target, Tile};
 use super::{Attention, Shape, Span};
 use crate::compute::Compute;
-use crate::kv::Slab;
+use crate::kv::{BLOCK_POSITIONS, Slab};
 use crate::math::dispatch;
 
 /// A span and its stream's cache for the layer, the span's own keys and values included.
@@ -25,6 +25,9 @@ const ROWS_OF_TASK: usize = 48;
 /// Key blocks worth a task of their own (guess).
 const BLOCKS_OF_TASK: usize = 2;
 
+/// Multiplications that are worth waking other threads for: some ten microseconds (estimate).
+pub(super) const PRODUCTS_OF_THREADS: usize = 200_000;
+
 /// Values that kept blocks may take: 64 MiB. Longer contexts are not cut by blocks.
 const KEPT_VALUES_MAX: usize = 16 << 20;
 
@@ -36,30 +39,30 @@ struct Task<'a> {
 
 /// Attention of all rows into `out`, (rows, heads, dim).
 pub(super) fn attend(cx: &Compute, shape: Shape, q: &[f32], streams: &[Stream<'_>], how: &Attention, out: &mut [f32]) {
-    let tasks = cut(shape, q, streams, how, out);
-    let parts = parts(cx.pool().threads(), &tasks);
+    let tasks: Vec<Mutex<Task<'_>>> = cut(shape, q, streams, how, out).into_iter().map(Mutex::new).collect();
+    let tiles: Vec<Tile<'_>> = tasks.iter().filter_map(|task| task.lock().ok().map(|task| task.tile)).collect();
+    let parts = parts(cx.pool().threads(), &tiles);
     if parts > 1 {
-        return in_parts(cx, &tasks.into_iter().map(Mutex::new).collect::<Vec<_>>(), parts);
+        return in_parts(cx, &tasks, &tiles, parts);
     }
-    let tasks: Vec<Mutex<Task<'_>>> = tasks.into_iter().map(Mutex::new).collect();
-    cx.pool().run(tasks.len(), &|index| {
+    let run = |index: usize| {
         // Longest first: the last positions of a prompt see the most. Each lock is taken once.
         let Ok(mut task) = tasks[tasks.len() - 1 - index].lock() else { return };
         let tile = task.tile;
         let mut state = State::new(&tile);
-        dispatch(cx.level(), Blocks { tile, blocks: tile.blocks(), into: Into::State(&mut state) });
+        dispatch(cx.level(), Blocks { tile, blocks: tile.blocks(), into: Target::State(&mut state) });
         task.finish(&state);
-    });
+    };
+    if products(&tiles) < PRODUCTS_OF_THREADS { (0..tasks.len()).for_each(run) } else { cx.pool().run(tasks.len(), &run) }
 }
 
 /// Each task's blocks in up to `parts` parts.
-fn in_parts(cx: &Compute, tasks: &[Mutex<Task<'_>>], parts: usize) {
-    let tiles: Vec<Tile<'_>> = tasks.iter().filter_map(|task| task.lock().ok().map(|task| task.tile)).collect();
+fn in_parts(cx: &Compute, tasks: &[Mutex<Task<'_>>], tiles: &[Tile<'_>], parts: usize) {
     let kept: Vec<Mutex<Partials>> = (0..tiles.len() * parts).map(|_| Mutex::default()).collect();
     cx.pool().run(kept.len(), &|index| {
         let tile = tiles[index / parts];
         let mut done = Partials::default();
-        dispatch(cx.level(), Blocks { tile, blocks: part(tile.blocks(), index % parts, parts), into: Into::Partials(&mut done) });
+        dispatch(cx.level(), Blocks { tile, blocks: part(tile.blocks(), index % parts, parts), into: Target::Partials(&mut done) });
         if let Ok(mut kept) = kept[index].lock() {
             *kept = done;
         }
@@ -126,14 +129,20 @@ fn cut<'a>(shape: Shape, q: &'a [f32], streams: &[Stream<'a>], how: &'a Attentio
     tasks
 }
 
-/// Into how many parts to cut the blocks of each task.
-fn parts(threads: usize, tasks: &[Task<'_>]) -> usize {
-    let blocks = tasks.iter().map(|task| task.tile.blocks().len()).max().unwrap_or(0);
-    let values: usize = tasks.iter().map(|task| task.tile.blocks().len() * task.tile.rows() * task.tile.heads.dim).sum();
-    if threads == 1 || tasks.is_empty() || tasks.len() >= 2 * threads || values > KEPT_VALUES_MAX {
+/// In how many parts to cut the blocks of each tile.
+fn parts(threads: usize, tiles: &[Tile<'_>]) -> usize {
+    let blocks = tiles.iter().map(|tile| tile.blocks().len()).max().unwrap_or(0);
+    let kept: usize = tiles.iter().map(|tile| tile.blocks().len() * tile.rows() * tile.heads.dim).sum();
+    let busy = threads == 1 || tiles.is_empty() || tiles.len() >= 2 * threads;
+    if busy || kept > KEPT_VALUES_MAX || products(tiles) < PRODUCTS_OF_THREADS {
         return 1;
     }
-    (2 * threads).div_ceil(tasks.len()).min(blocks / BLOCKS_OF_TASK).max(1)
+    (2 * threads).div_ceil(tiles.len()).min(blocks / BLOCKS_OF_TASK).max(1)
+}
+
+/// Multiplications, about.
+fn products(tiles: &[Tile<'_>]) -> usize {
+    tiles.iter().map(|tile| 2 * tile.blocks().len() * BLOCK_POSITIONS * tile.rows() * tile.heads.dim).sum()
 }
 
 /// Part `index` of `parts`.
