@@ -25,8 +25,9 @@ use crate::dialer::{Dialer, Key};
 use crate::greeting::Greeting;
 use crate::interfaces::multicast_addresses;
 use crate::key::peer_of;
-use crate::link::{Beat, Link, News};
+use crate::link::{Beat, Link, MailBack, Read};
 use crate::listen::listen;
+use crate::mail::{Mail, Received};
 use crate::net::{NetConfig, NetError, Shared};
 use crate::notices::Notices;
 use crate::swarm::{self, Behaviour, BehaviourEvent, Failure};
@@ -89,6 +90,11 @@ pub struct Driver {
     connections: BTreeMap<LinkId, Connection>,
     links_of: HashMap<ConnectionId, LinkId>,
     links_drawn: u64,
+    /// The link that has each node's mail.
+    in_use: BTreeMap<NodeId, LinkId>,
+    /// Mail of nodes that are up and have no link for the moment.
+    in_between: BTreeMap<NodeId, MailBack>,
+    received: BTreeMap<NodeId, Received>,
     dialer: Dialer,
     /// Dials under way, by connection.
     dials: HashMap<ConnectionId, Key>,
@@ -97,8 +103,8 @@ pub struct Driver {
     notices: Notices,
     inputs: VecDeque<Input>,
     /// Hellos, pings, pongs and goodbyes overtake what else was read.
-    beats: Queue<(LinkId, News)>,
-    news: Queue<(LinkId, News)>,
+    beats: Queue<Read>,
+    news: Queue<Read>,
     resolved: Queue<(Key, Vec<Multiaddr>)>,
     commands: mpsc::Receiver<Command>,
     me: watch::Receiver<NodeRecord>,
@@ -140,6 +146,9 @@ impl Driver {
             connections: BTreeMap::new(),
             links_of: HashMap::new(),
             links_drawn: 0,
+            in_use: BTreeMap::new(),
+            in_between: BTreeMap::new(),
+            received: BTreeMap::new(),
             dialer,
             dials: HashMap::new(),
             redials: HashMap::new(),
@@ -160,8 +169,8 @@ impl Driver {
             tokio::select! {
                 _ = stopped.wait_for(|stop| *stop) => break,
                 event = self.swarm.select_next_some() => self.on_swarm(event),
-                Some((link, news)) = self.beats.1.recv() => self.on_news(link, news),
-                Some((link, news)) = self.news.1.recv() => self.on_news_batch(link, news),
+                Some((link, node, news)) = self.beats.1.recv() => self.on_news(link, node, news),
+                Some(read) = self.news.1.recv() => self.on_news_batch(read),
                 Some((key, addresses)) = self.resolved.1.recv() => self.on_resolved(&key, addresses),
                 Some(command) = self.commands.recv() => self.on_command(command),
                 () = tokio::time::sleep(wake) => self.inputs.push_back(Input::Elapsed),
@@ -213,7 +222,7 @@ impl Driver {
             Effect::Close { link, why } => self.close_by_core(link, why),
             Effect::Redial(node) => self.redial(node),
             Effect::Up { node, link, .. } => self.on_up(node, link),
-            Effect::Moved { node, link } => self.use_link(node, link),
+            Effect::Moved { node, link } => self.on_moved(node, link),
             Effect::Suspect(node) => self.shared.tell(CarrierEvent::Suspect(node)),
             Effect::Trusted(node) => self.shared.tell(CarrierEvent::Trusted(node)),
             Effect::Down { node, why } => self.on_down(node, &why),
@@ -222,7 +231,10 @@ impl Driver {
 
     fn on_up(&mut self, node: NodeId, link: LinkId) {
         self.lonely_at = None;
-        self.use_link(node, link);
+        let (outbox, mail) = Mail::new(node, rand::random());
+        self.in_use.insert(node, link);
+        self.push(link, Beat::Mail(Box::new(mail)));
+        self.shared.outboxes.insert(node, outbox);
         let Some(connection) = self.connections.get(&link) else { return };
         let (peer, address, dialled) = (connection.peer, connection.address.clone(), connection.dialled);
         let Some(record) = connection.record.clone() else { return };
@@ -236,6 +248,8 @@ impl Driver {
 
     fn on_down(&mut self, node: NodeId, why: &Death) {
         self.shared.outboxes.remove(&node);
+        self.in_use.remove(&node);
+        self.in_between.remove(&node);
         if let Some(peer) = peer_of(node) {
             self.dialer.lost(self.clock.now(), peer, rand::random());
         }
@@ -243,9 +257,11 @@ impl Driver {
         self.shared.tell(CarrierEvent::Down { node, why: why.to_string() });
     }
 
-    fn use_link(&mut self, node: NodeId, link: LinkId) {
-        if let Some(link) = self.connections.get(&link).and_then(|connection| connection.link.as_ref()) {
-            self.shared.outboxes.insert(node, link.outbox.clone());
+    /// The mail goes on over another link.
+    fn on_moved(&mut self, node: NodeId, link: LinkId) {
+        let old = self.in_use.insert(node, link).and_then(|old| self.connections.get_mut(&old)?.link.as_mut()?.take_mail());
+        if let Some(mail) = old.or_else(|| self.in_between.remove(&node)) {
+            self.push(link, Beat::MailOf(mail));
         }
     }
 

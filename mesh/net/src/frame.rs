@@ -77,11 +77,11 @@ pub struct Assembly {
 }
 
 impl Assembly {
-    /// Reads until a message is whole. `None` = the stream ended between two parts.
+    /// Reads until a message is whole; returns its class with it. `None` = the stream ended between two parts.
     ///
     /// # Errors
     /// See [`FrameError`].
-    pub async fn next<R: AsyncRead + Unpin>(&mut self, stream: &mut R) -> Result<Option<Vec<u8>>, FrameError> {
+    pub async fn next<R: AsyncRead + Unpin>(&mut self, stream: &mut R) -> Result<Option<(Class, Vec<u8>)>, FrameError> {
         loop {
             let mut header = [0; 4];
             if !read_or_end(stream, &mut header).await? {
@@ -96,7 +96,7 @@ impl Assembly {
             message.resize(from + length, 0);
             stream.read_exact(&mut message[from..]).await.map_err(FrameError::Ended)?;
             if last {
-                return Ok(Some(std::mem::take(message)));
+                return Ok(Some((class, std::mem::take(message))));
             }
         }
     }
@@ -126,7 +126,7 @@ mod tests {
         let (mut stream, mut assembly, mut messages) = (Cursor::new(bytes), Assembly::default(), Vec::new());
         loop {
             match block_on(assembly.next(&mut stream)) {
-                Ok(Some(message)) => messages.push(message),
+                Ok(Some((_, message))) => messages.push(message),
                 Ok(None) => return (messages, None),
                 Err(error) => return (messages, Some(error)),
             }

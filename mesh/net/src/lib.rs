@@ -27,6 +27,7 @@ mod interfaces;
 mod key;
 mod link;
 mod listen;
+mod mail;
 mod net;
 mod notices;
 mod secret;

@@ -19,7 +19,7 @@ use crate::counters::{Counters, Counts};
 use crate::driver::{Command, Driver};
 use crate::interfaces::{candidates, interfaces};
 use crate::key::{NodeKey, peer_of};
-use crate::link::Outbox;
+use crate::mail::Outbox;
 use crate::secret::MeshSecret;
 use crate::swarm::GOSSIP_BYTES_MAX;
 

@@ -13,7 +13,7 @@ use mesh_core::wire::{self, Message, StreamTag};
 
 use crate::frame::Class;
 use crate::greeting::tests::record;
-use crate::link::CONTROL_QUEUE_MAX;
+use crate::mail::CONTROL_QUEUE_MAX;
 use crate::{MeshSecret, Net, NetConfig, NodeKey};
 
 /// Long enough for a loaded machine; what is measured against tighter limits says so.
@@ -366,6 +366,34 @@ fn a_cut_connection_is_healed_by_a_redial_without_a_death() {
     assert_eq!(a.wait("healing", next), Ok(()));
     send_patiently(&a, b.id(), &number(3));
     assert_eq!(b.wait_number(), 3);
+}
+
+#[test]
+fn nothing_is_lost_or_doubled_when_another_link_takes_over() {
+    const EACH: u32 = 3_000;
+    let a = join(&NodeKey::draw(), 1, &[]);
+    let b = join(&NodeKey::draw(), 2, &[]);
+    let relay = Relay::to(&b.place());
+    a.net.dial(&relay.place);
+    a.wait_up(b.id());
+    b.wait_up(a.id());
+    for index in 0..EACH {
+        send_patiently(&a, b.id(), &number(index));
+        send_patiently(&b, a.id(), &number(index));
+        if index == EACH / 2 {
+            relay.cut(); // with messages in both queues, in the sockets, and half read
+        }
+    }
+    for index in 0..EACH {
+        for node in [&a, &b] {
+            let next = node.wait("message", |event| match event {
+                CarrierEvent::Heard { message: Message::Grant { position, .. }, .. } => Some(Ok(position)),
+                CarrierEvent::Down { why, .. } => Some(Err(why)),
+                _ => None,
+            });
+            assert_eq!(next, Ok(index));
+        }
+    }
 }
 
 #[test]

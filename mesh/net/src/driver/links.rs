@@ -6,7 +6,7 @@ use futures::StreamExt;
 use libp2p::core::ConnectedPoint;
 use libp2p::swarm::{ConnectionId, ListenError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId};
-use mesh_core::ids::Time;
+use mesh_core::ids::{NodeId, Time};
 use mesh_core::liveness::{Closing, Input, LinkId};
 use mesh_core::ports::{CarrierEvent, Clock};
 use mesh_core::wire::{self, Message};
@@ -17,7 +17,7 @@ use crate::dialer::Outcome;
 use crate::greeting::First;
 use crate::interfaces::place_of;
 use crate::key::node_of;
-use crate::link::{Beat, Link, MARK, News};
+use crate::link::{Beat, Link, MARK, News, Read};
 use crate::swarm;
 
 /// From the connection to the peer's hello.
@@ -80,19 +80,26 @@ impl Driver {
         }
     }
 
-    pub(super) fn on_news_batch(&mut self, id: LinkId, news: News) {
-        let mut next = Some((id, news));
+    pub(super) fn on_news_batch(&mut self, first: Read) {
+        let mut next = Some(first);
         for _ in 0..NEWS_BATCH {
-            while let Ok((id, beat)) = self.beats.1.try_recv() {
-                self.on_news(id, beat);
+            while let Ok((id, node, beat)) = self.beats.1.try_recv() {
+                self.on_news(id, node, beat);
             }
             self.settle_core();
-            let Some((id, news)) = next.take().or_else(|| self.news.1.try_recv().ok()) else { return };
-            self.on_news(id, news);
+            let Some((id, node, news)) = next.take().or_else(|| self.news.1.try_recv().ok()) else { return };
+            self.on_news(id, node, news);
         }
     }
 
-    pub(super) fn on_news(&mut self, id: LinkId, news: News) {
+    pub(super) fn on_news(&mut self, id: LinkId, node: NodeId, news: News) {
+        // Read from a link that is gone by now: told as read to the sender, so it counts, if the node is still up.
+        if let News::Heard { class, stamp, message } = news {
+            if self.core.is_up(node) && self.received.entry(node).or_default().is_new(class, stamp) {
+                self.shared.deliver(node, message);
+            }
+            return;
+        }
         let Some(connection) = self.connections.get(&id) else { return };
         if matches!(connection.phase, Phase::Leaving(_)) {
             if matches!(news, News::Ended { .. }) {
@@ -102,7 +109,8 @@ impl Driver {
         }
         match news {
             News::First(bytes) => self.on_first(id, &bytes),
-            News::Heard(message) => self.on_message(id, message),
+            News::Beat(message) => self.on_beat(id, message),
+            News::Heard { .. } => {}
             News::UnknownKind => self.shared.counters.unknown_kinds.add(),
             News::Ended { why, malformed } => {
                 if malformed {
@@ -137,7 +145,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn on_message(&mut self, id: LinkId, message: Message) {
+    pub(super) fn on_beat(&mut self, id: LinkId, message: Message) {
         match message {
             Message::Ping(nonce) => {
                 self.beat(id, &Message::Pong(nonce));
@@ -148,13 +156,7 @@ impl Driver {
             Message::Pong(nonce) if nonce & MARK != 0 => self.push(id, Beat::Marked(nonce)),
             Message::Pong(nonce) => self.inputs.push_back(Input::Echo { link: id, nonce }),
             Message::Goodbye(text) => self.on_goodbye(id, text),
-            Message::Hello(_) => {} // said twice: harmless
-            message => {
-                let Some(connection) = self.connections.get(&id) else { return };
-                if self.core.is_up(connection.node) {
-                    self.shared.deliver(connection.node, message);
-                }
-            }
+            _ => {} // a hello said twice, or something else in the wrong class: harmless
         }
     }
 
@@ -177,7 +179,12 @@ impl Driver {
 
     /// Forgets a link and closes its connection.
     pub(super) fn close(&mut self, id: LinkId) {
-        if let Some(connection) = self.connections.remove(&id) {
+        if let Some(mut connection) = self.connections.remove(&id) {
+            if self.in_use.get(&connection.node) == Some(&id)
+                && let Some(mail) = connection.link.as_mut().and_then(Link::take_mail)
+            {
+                self.in_between.insert(connection.node, mail);
+            }
             self.links_of.remove(&connection.id);
             self.swarm.close_connection(connection.id);
         }
@@ -261,7 +268,7 @@ impl Driver {
                     self.on_closed(connection_id, "stopped".to_owned());
                 },
                 Some(_) = self.beats.1.recv() => {}
-                Some((id, news)) = self.news.1.recv() => if matches!(news, News::Ended { .. }) { self.close(id) },
+                Some((id, _, news)) = self.news.1.recv() => if matches!(news, News::Ended { .. }) { self.close(id) },
             }
         }
     }
