@@ -131,7 +131,7 @@ pub struct Wish {
 
 /// How a deployment goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "state")]
+#[serde(rename_all = "snake_case")]
 pub enum DeploymentStatus {
     /// Not placed yet, or being placed again.
     Planning,

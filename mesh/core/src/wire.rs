@@ -108,7 +108,7 @@ pub struct ShardReport {
 
 /// How far a shard is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "state")]
+#[serde(rename_all = "snake_case")]
 pub enum ShardState {
     /// So many of so many bytes are in memory.
     Loading {
@@ -249,3 +249,6 @@ pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeE
         Err(error) => Err(DecodeError::Malformed(error.to_string())),
     }
 }
+
+#[cfg(test)]
+mod tests;

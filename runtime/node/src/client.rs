@@ -125,16 +125,15 @@ impl Client {
         let start = Instant::now();
         loop {
             let seen = self.deployment(id)?;
-            let status = &seen["record"]["status"];
-            let state = status["state"].as_str().unwrap_or("gone");
-            match state {
+            let (state, details) = state_of(&seen["record"]["status"]);
+            match state.as_str() {
                 "ready" => return Ok(seen),
-                "failed" => bail!("{}", text(&status["why"])),
-                "gone" => bail!("the deployment is gone: somebody undeployed it"),
+                "failed" => bail!("{}", text(&details["why"])),
+                "" => bail!("the deployment is gone: somebody undeployed it"),
                 _ => each(&seen),
             }
             if start.elapsed() > within {
-                let why = status["why"].as_str().map_or_else(|| format!("it is still {state}"), str::to_owned);
+                let why = details["why"].as_str().map_or_else(|| format!("it is still {state}"), str::to_owned);
                 bail!("not ready after {} s: {why}", within.as_secs());
             }
             std::thread::sleep(Duration::from_millis(25));
@@ -181,6 +180,16 @@ pub fn segment(text: &str) -> String {
             _ => format!("%{byte:02X}"),
         })
         .collect()
+}
+
+/// A deployment's status in JSON: its name, and what belongs to it. Empty if there is none.
+#[must_use]
+pub fn state_of(status: &Value) -> (String, Value) {
+    match status {
+        Value::String(name) => (name.clone(), Value::Null),
+        Value::Object(named) => named.iter().next().map(|(name, details)| (name.clone(), details.clone())).unwrap_or_default(),
+        _ => (String::new(), Value::Null),
+    }
 }
 
 /// A JSON text without its quotes; empty if it is none.

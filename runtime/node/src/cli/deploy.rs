@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use mesh_runtime::client::{segment, text};
+use mesh_runtime::client::{segment, state_of, text};
 use serde_json::{Value, json};
 
 use super::{Target, human};
@@ -106,14 +106,14 @@ impl Bar {
 
     /// Shows a deployment as the status has it.
     pub fn show(&self, seen: &Value) {
-        let status = &seen["record"]["status"];
+        let (state, details) = state_of(&seen["record"]["status"]);
         let loading = seen["loading"].as_array().cloned().unwrap_or_default();
         let sum = |index: usize| -> u64 { loading.iter().filter_map(|entry| entry[index].as_u64()).sum() };
         self.0.set_length(sum(2));
         self.0.set_position(sum(1));
-        match status["missing_bytes"].as_u64() {
+        match details["missing_bytes"].as_u64() {
             Some(missing) if missing > 0 => self.0.set_message(format!("waiting: {} are missing", human(missing))),
-            _ => self.0.set_message(text(&status["state"])),
+            _ => self.0.set_message(state),
         }
         self.0.tick();
     }

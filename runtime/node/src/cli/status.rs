@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use mesh_core::ids::NodeId;
 use mesh_core::plan::Plan;
+use mesh_runtime::client::state_of;
 use mesh_runtime::mesh::status_in_words;
 use mesh_runtime::{DeploymentStatus, Health, Mesh, NodeStatus};
 use serde_json::Value;
@@ -58,7 +59,7 @@ pub fn table(status: &Value) -> String {
             cut(&text(record, "name"), 19),
             &id[..id.len().min(8)],
             state,
-            record["incarnation"],
+            record["incarnation"].to_string(),
             memory,
             shards.join(" "),
         );
@@ -79,17 +80,13 @@ pub fn table(status: &Value) -> String {
 fn deployment_text(deployment: &Value, names: &BTreeMap<String, String>) -> String {
     let record = &deployment["record"];
     let version = &record["version"];
-    let mut out = format!(
-        "\nMODEL {}  {}  (term {}, epoch {})\n",
-        text(&record["sheet"], "name"),
-        text(&record["status"], "state"),
-        version["term"],
-        version["epoch"]
-    );
-    if let Some(why) = record["status"]["why"].as_str() {
+    let (state, details) = state_of(&record["status"]);
+    let mut out =
+        format!("\nMODEL {}  {}  (term {}, epoch {})\n", text(&record["sheet"], "name"), state, version["term"], version["epoch"]);
+    if let Some(why) = details["why"].as_str() {
         out += &format!("  {why}\n");
     }
-    let plan = if record["plan"].is_object() { &record["plan"] } else { &record["status"]["plan"] };
+    let plan = if record["plan"].is_object() { &record["plan"] } else { &details["plan"] };
     for (index, stage) in plan["stages"].as_array().into_iter().flatten().enumerate() {
         let id = text(stage, "node");
         let name = names.get(&id).cloned().unwrap_or_else(|| id.clone());
@@ -206,7 +203,7 @@ mod tests {
         assert!(table(&json!({})).starts_with("NODE"));
         let text = table(&json!({
             "me": "aa", "nodes": [{ "record": { "node": "aa", "name": "x", "incarnation": 2, "shards": [{ "layers": { "first": 0, "end": 8 } }] }, "health": "up" }],
-            "deployments": [{ "record": { "sheet": { "name": "m" }, "status": { "state": "waiting", "why": "too big" }, "version": { "term": 1, "epoch": 2 } } }]
+            "deployments": [{ "record": { "sheet": { "name": "m" }, "status": { "waiting": { "why": "too big" } }, "version": { "term": 1, "epoch": 2 } } }]
         }));
         assert!(text.contains("0..8") && text.contains("too big") && text.contains("epoch 2"), "{text}");
     }
