@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
-use mesh_core::deployments::{Deployments, Effect, Input};
+use mesh_core::deployments::{Deployments, Effect, Health, Input};
 use mesh_core::ids::{NodeId, Time};
 use mesh_core::model::HeldModel;
 use mesh_core::ports::{Carrier, CarrierEvent, Channels, Clock, Entropy, Models, Store};
@@ -32,8 +32,10 @@ use crate::router::Router;
 const MAILBOX_MAX: usize = 1_024;
 /// Things an operator should know that are kept at most.
 const NOTICES_MAX: usize = 32;
-/// Former neighbours whose addresses are tried at the start.
+/// Nodes known from others that are dialled in one step at most.
 const REDIAL_MAX: usize = 64;
+/// Addresses of one node that are tried at most.
+const ADDRESSES_DIALLED_MAX: usize = 4;
 /// Models that a node tells of at most, so that its record stays short enough for gossip.
 const MODELS_MAX: usize = 256;
 /// Model directories are looked through again for files that a deployment needs, no more often than this.
@@ -76,6 +78,8 @@ pub struct NodeActor {
     notices: VecDeque<String>,
     /// Since when nodes are away, for the status.
     away: BTreeMap<NodeId, Time>,
+    /// Nodes that were dialled because others told of them, and in which of their lives.
+    dialled: BTreeMap<NodeId, u64>,
     scanned: Option<Time>,
     timer: Option<(Time, SpawnHandle)>,
     /// What could not be written in the current step.
@@ -96,6 +100,7 @@ impl NodeActor {
             streams: streams::Streams::default(),
             notices: VecDeque::new(),
             away: BTreeMap::new(),
+            dialled: BTreeMap::new(),
             scanned: None,
             timer: None,
             unsaved: Vec::new(),
@@ -123,6 +128,7 @@ impl NodeActor {
             }
         }
         self.tell_of_shards(ctx);
+        self.dial_the_unmet();
         self.arm(ctx);
     }
 
@@ -257,12 +263,20 @@ impl NodeActor {
         }
     }
 
-    /// Neighbours of an earlier life, where they were last.
-    fn dial_former_neighbours(&self) {
+    /// Nodes that others told of and that never greeted us, each once in each of its lives: the carrier goes on by itself
+    /// from there. So a full mesh grows from one known address, whichever way the record came.
+    fn dial_the_unmet(&mut self) {
         let me = self.parts.me.node;
-        let others = self.core.directory().nodes().filter(|record| record.node != me && record.state != NodeState::Left);
-        for address in others.flat_map(|record| record.addresses.iter().take(4)).take(REDIAL_MAX) {
-            self.parts.carrier.dial(address);
+        let unmet =
+            |record: &&NodeRecord| record.node != me && record.state != NodeState::Left && self.core.health(record.node) == Health::Unmet;
+        let fresh = |record: &&NodeRecord| self.dialled.get(&record.node) != Some(&record.incarnation) && !record.addresses.is_empty();
+        let found: Vec<NodeRecord> = self.core.directory().nodes().filter(unmet).filter(fresh).take(REDIAL_MAX).cloned().collect();
+        for record in found {
+            record.addresses.iter().take(ADDRESSES_DIALLED_MAX).for_each(|address| self.parts.carrier.dial(address));
+            self.dialled.insert(record.node, record.incarnation);
+        }
+        if self.dialled.len() > 4 * REDIAL_MAX {
+            self.dialled.clear(); // only costs dials
         }
     }
 }
@@ -276,7 +290,7 @@ impl Actor for NodeActor {
         ctx.add_stream(futures::stream::poll_fn(move |cx| events.poll_recv(cx)));
         ctx.add_stream(futures::stream::poll_fn(move |cx| commands.poll_recv(cx)));
         self.parts.router.answer_through(self.parts.carrier.clone());
-        self.dial_former_neighbours();
+        self.dial_the_unmet();
         self.perform_all(vec![Effect::Introduce(self.core.me().clone())], ctx);
         self.tick(ctx);
     }
