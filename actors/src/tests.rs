@@ -127,6 +127,52 @@ fn a_client_that_goes_away_frees_every_cache() {
     });
 }
 
+/// Rows of a closed stream leave a hole in the slot that the engine wrote into; what follows moves up into it.
+#[test]
+fn a_stream_that_is_closed_in_mid_step_does_not_shift_its_neighbours() {
+    run(async {
+        let shape = shape(2);
+        let sheet = shape.sheet.clone();
+        let (gate, caught) = (Arc::new(Gate::default()), Arc::new(Mutex::new(Vec::new())));
+        let (held, seen, models) = (gate.clone(), caught.clone(), sheet.clone());
+        let mut cluster = Cluster::new(shape, move |node| {
+            let (held, seen) = (held.clone(), seen.clone());
+            let models = ToyModels::new(vec![models.clone()]);
+            // Steps of the first stage are slow, so that streams meet in one. The first such step is held.
+            let hook = move |rows: &[mesh_core::ports::StepRow<'_>]| {
+                std::thread::sleep(Duration::from_millis(2));
+                if rows.len() > 1 && seen.lock().expect("no panic inside").is_empty() {
+                    held.shut(true);
+                    *seen.lock().expect("no panic inside") = rows.iter().map(|row| row.stream.0).collect();
+                    held.pass();
+                }
+            };
+            if node == 0 { models.with_hook(Arc::new(hook)) } else { models }
+        });
+        let plan = cluster.plan(&[3]);
+        cluster.deploy(&plan).await;
+        let asks = [1, 2, 3].map(|seed| GenerationRequest { end_ids: vec![], ..request(seed, 20, 100) });
+        let running = asks.clone().map(|ask| cluster.ask(0, ask).1);
+        for _ in 0..500 {
+            if !caught.lock().expect("no panic inside").is_empty() {
+                break;
+            }
+            actix::clock::sleep(Duration::from_millis(10)).await;
+        }
+        let first = *caught.lock().expect("no panic inside").first().expect("streams meet in a step");
+        let (closed, others): (Vec<_>, Vec<_>) = running.into_iter().zip(asks).partition(|(one, _)| one.stream.0 == first);
+        assert_eq!((closed.len(), others.len()), (1, 2));
+        drop(closed);
+        actix::clock::sleep(Duration::from_millis(50)).await; // the close arrives while the step is held
+        gate.shut(false);
+        for (generation, ask) in others {
+            assert_eq!(collect(generation).await, expected(&sheet, &ask));
+        }
+        cluster.quiet().await;
+        cluster.end().await;
+    });
+}
+
 #[test]
 fn a_client_that_does_not_read_stops_the_stages_and_loses_nothing() {
     run(async {

@@ -54,7 +54,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { streams_max: 256, step_positions_max: 256, chunk_positions_max: 128, lease_ms: 600_000, credit_ms: 20_000 }
+        Self { streams_max: 256, step_positions_max: 256, chunk_positions_max: 128, lease_ms: 600_000, credit_ms: 25_000 }
     }
 }
 
@@ -203,7 +203,8 @@ pub enum Effect {
     Run(Batch),
     /// Send a part of the last step's output on; takes one slot of the lane.
     Emit(Part),
-    /// Nothing more is read from this slot.
+    /// Nothing more is read from this slot. Ignored if its lane is gone: what was due earlier may come out together with the
+    /// lane's end.
     Release(SlotId),
 }
 

@@ -8,7 +8,7 @@ use proptest::strategy::ValueTree;
 
 use super::{attempt_of, node, open_of, place_of, plan_of, tag_of};
 use crate::generation::{FinishReason, TokenOut};
-use crate::ids::{DeploymentId, PrefixHash, StreamId, Time};
+use crate::ids::{DeploymentId, PlanHash, PrefixHash, StreamId, Time};
 use crate::ports::{CacheFull, LaneSlot, Sampled};
 use crate::stage::{Batch, Effect, Input, Limits, Side, SlotId, Stage};
 use crate::step_message::Row;
@@ -126,6 +126,8 @@ struct Watcher {
     open: BTreeMap<StreamId, StreamTag>,
     said: BTreeSet<(StreamTag, u32)>,
     held: BTreeSet<SlotId>,
+    /// What each slot brought.
+    brought: BTreeMap<SlotId, (PlanHash, Vec<Row>)>,
     running: Option<Batch>,
     /// Opens that the driver has not answered.
     asked: VecDeque<StreamTag>,
@@ -136,13 +138,28 @@ struct Watcher {
 }
 
 impl Watcher {
+    /// Every piece that a step reads came in a row of exactly its stream, attempt and plan.
+    fn check_pieces(&self, batch: &Batch) {
+        let mut pieces = batch.pieces.iter();
+        for row in &batch.rows {
+            let mut left = if batch.pieces.is_empty() { 0 } else { row.count };
+            while left > 0 {
+                let piece = pieces.next().expect("as many positions as the rows have");
+                let (plan, rows) = &self.brought[&piece.slot];
+                let right = |one: &Row| one.stream == row.tag.stream && one.attempt == row.tag.attempt;
+                assert!(*plan == row.tag.plan && rows.iter().any(right), "a row of another plan or attempt is computed");
+                left -= piece.count;
+            }
+        }
+    }
+
     fn before(&mut self, input: &Input) {
         match input {
-            Input::Arrived { slot, .. } => {
+            Input::Arrived { slot, plan, rows, .. } => {
+                self.brought.insert(*slot, (*plan, rows.clone()));
                 self.held.insert(*slot);
             }
             Input::Stepped(_) => self.running = None,
-            Input::LaneDown { side: Side::In, .. } => self.held.clear(),
             _ => {}
         }
     }
@@ -167,6 +184,7 @@ impl Watcher {
                     assert!(streams.insert(row.tag.stream) && row.count > 0, "a stream appears once");
                 }
                 assert!(batch.pieces.iter().all(|piece| self.held.contains(&piece.slot)), "a slot that was given back is read");
+                self.check_pieces(batch);
                 let positions: u32 = batch.rows.iter().map(|row| row.count).sum();
                 let pieces: u32 = batch.pieces.iter().map(|piece| piece.count).sum();
                 assert!(batch.positions == positions && (pieces == positions || batch.tokens.len() == positions as usize));
@@ -241,12 +259,17 @@ fn history(start: u16, moves: Vec<(u64, Move)>) -> (usize, usize, usize) {
             }
         }
         watcher.before(&input);
+        let memory_is_gone = matches!(input, Input::LaneDown { side: Side::In, .. });
         stage.step(now, input, &mut effects);
         for effect in effects.drain(..) {
             // A token goes to the owner and to stage 0: the owner's counts here.
             if !matches!(&effect, Effect::Send { to, message: Message::Token(_) } if *to != node(9)) {
                 watcher.after(&effect);
             }
+        }
+        // What was due before the lane went down may still give slots back in the same step; a driver ignores that.
+        if memory_is_gone {
+            watcher.held.clear();
         }
     }
     (watcher.runs, watcher.emits, watcher.said.len())

@@ -596,3 +596,43 @@ cache 1 has=3 plan=1 attempt=2
 ",
     );
 }
+
+#[test]
+fn a_cache_is_kept_as_far_as_the_new_ids_confirm_it() {
+    check(
+        1,
+        "
+open 1 ids=1,2,3
+    open cache 1 keep 0 of 64
+cache 1 has=0
+    to 9: opened at 0
+credit
+rows 1 before= ids=1,2,3
+    run 1:0..3
+done
+    release 1
+    emit 1:0..3
+credit
+rows 1 before=1,2,3 ids=4
+    run 1:3..4
+done
+    release 2
+    emit 1:3..4
+credit
+rows 1 before=1,2,3,4 ids=5
+    run 1:4..5
+done
+    release 3
+    emit 1:4..5
+# this stage never saw the ids 4 and 5, but the hashes after them. The owner says 9 where 5 was
+open 1 ids=1,2,3,4,9,6 prompt=3 attempt=2 keep=5
+    open cache 1 keep 4 of 64
+# the engine may have less than that
+cache 1 has=2 attempt=2
+    to 9: opened at 2
+# a prefix that differs early confirms nothing after it
+open 1 ids=1,7,3,4 prompt=3 attempt=3 keep=3
+    open cache 1 keep 1 of 64
+",
+    );
+}
