@@ -1,6 +1,7 @@
 //! A small agent: asks a deployed model, and lets the answer decide whether to look at the clock before asking again.
 //!
 //! `cargo run --release --example agent`
+#![expect(clippy::print_stdout, reason = "it shows its work")]
 
 use futures::StreamExt;
 use mesh_runtime::{AnswerEvent, GenerateOptions, Mesh, Prompt, Settings};

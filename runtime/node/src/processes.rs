@@ -118,7 +118,7 @@ impl Nodes {
         // Every other running node's address: whichever is gone, the rest can be found.
         let others = (0..u16::try_from(self.children.len())?).filter(|other| *other != index);
         let addresses = others.flat_map(|other| self.addresses(other)).collect();
-        let token = Token { mesh: "demo".to_owned(), secret: self.secret.clone(), addresses }.to_string();
+        let token = Token { mesh: "demo".to_owned(), secret: self.secret, addresses }.to_string();
         let mut command = Command::new(&self.program);
         command
             .args([

@@ -302,8 +302,8 @@ mod tests {
 
     #[test]
     fn an_open_address_demands_a_key() {
-        let mut settings = Settings::default();
-        settings.api = Some(Api { address: "0.0.0.0:8477".parse().expect("address"), ..Api::default() });
+        let open = Api { address: "0.0.0.0:8477".parse().expect("address"), ..Api::default() };
+        let mut settings = Settings { api: Some(open), ..Settings::default() };
         assert!(settings.check().is_err());
         settings.api.as_mut().expect("set").key = Some("long-enough".to_owned());
         assert!(settings.check().is_ok());

@@ -19,7 +19,7 @@ fn may_make_namespaces() -> bool {
     if made.is_ok_and(|status| status.success()) {
         return true;
     }
-    eprintln!("!! SKIPPED: this machine allows no network namespaces (user namespaces, iproute2 and veth are needed)");
+    common::skipped("this machine allows no network namespaces (user namespaces, iproute2 and veth are needed)");
     false
 }
 

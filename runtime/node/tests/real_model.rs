@@ -22,7 +22,7 @@ fn model_dir() -> Option<PathBuf> {
     if dir.join(format!("{MODEL}.gguf")).exists() {
         return Some(dir);
     }
-    eprintln!("!! SKIPPED: the real model is not in {}; run `cargo xtask model`", dir.display());
+    common::skipped(&format!("the real model is not in {}; run `cargo xtask model`", dir.display()));
     None
 }
 
@@ -45,7 +45,7 @@ fn the_capital_of_france_is_paris_whichever_node_is_asked() {
 fn openai_package(url: &str, model: &str) {
     let python = target().join("venv/bin/python");
     if !python.exists() {
-        eprintln!("!! SKIPPED: the openai package is not in {}; run `cargo xtask model`", python.display());
+        common::skipped(&format!("the openai package is not in {}; run `cargo xtask model`", python.display()));
         return;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai_client.py");
@@ -59,7 +59,7 @@ fn the_real_model_writes_the_same_over_one_two_and_three_processes() {
     let questions = ["Write one sentence about the sea.", "Name three colours.", "Why is the sky blue?"];
     let mut texts: Vec<Vec<String>> = Vec::new();
     for count in 1..=3 {
-        let mut nodes = nodes_with(count, &[dir.clone()]);
+        let mut nodes = nodes_with(count, std::slice::from_ref(&dir));
         let (model, _) = nodes.deploy(MODEL, count, |_| {}).expect("ready");
         let client = nodes.client(count - 1).expect("up");
         let ask = |question: &str, temperature: f32| {

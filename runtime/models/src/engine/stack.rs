@@ -47,7 +47,7 @@ impl Stack {
         if !is_last && is_first && config.tied && self.embed.is_none() {
             self.embed = self.head.as_ref().map(|head| Arc::clone(head.lm_head()));
         }
-        if !is_first && !(is_last && config.tied && self.head.is_none()) {
+        if !(is_first || is_last && config.tied && self.head.is_none()) {
             self.embed = None;
         }
         if !is_last {

@@ -56,7 +56,7 @@ fn step<'a>(rows: &'a [StepRow<'a>], ids: &'a [u32], give_up: &'a AtomicBool) ->
     Step { rows, input: StepInput::Tokens(ids), output: &mut [], give_up }
 }
 
-const GO_ON: AtomicBool = AtomicBool::new(false);
+static GO_ON: AtomicBool = AtomicBool::new(false);
 
 /// Hidden states of ids 1, 2, 3 through these engines, one after the other.
 fn through(engines: &mut [&mut LayerEngine]) -> Vec<f32> {

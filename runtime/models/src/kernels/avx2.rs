@@ -89,6 +89,7 @@ unsafe fn dot<const RUN: usize>(w: &[__m256i], x: *const i8, scale: __m256i) -> 
     let mut g = 0;
     while g < w.len() {
         let mut sum = _mm256_setzero_si256();
+        #[expect(clippy::needless_range_loop, reason = "the same index reads weights and activations")]
         for i in g..g + RUN {
             // SAFETY: as promised; four bytes at 4i of 4 * w.len() at most 32.
             let four = unsafe { broadcast(x.add(4 * i)) };

@@ -116,7 +116,7 @@ mod tests {
             assert_eq!(memory.as_slice().len(), bytes);
             assert!(memory.as_slice().iter().all(|&byte| byte == 0));
             if bytes > 0 {
-                assert!(memory.as_slice().as_ptr().cast::<u8>().is_aligned_to_line());
+                assert!(memory.as_slice().as_ptr().cast::<u8>().starts_a_line());
                 memory.as_mut_slice()[bytes - 1] = 7;
                 assert_eq!(memory.as_slice()[bytes - 1], 7);
             }
@@ -129,11 +129,11 @@ mod tests {
     }
 
     trait Aligned {
-        fn is_aligned_to_line(self) -> bool;
+        fn starts_a_line(self) -> bool;
     }
 
     impl Aligned for *const u8 {
-        fn is_aligned_to_line(self) -> bool {
+        fn starts_a_line(self) -> bool {
             (self as usize).is_multiple_of(ALIGN)
         }
     }

@@ -23,7 +23,8 @@ fn ids_of(stream: u32, len: usize, vocabulary: u32) -> Vec<u32> {
 
 /// Bits of all hidden states and last logits of a stream alone, in one piece, one thread, portable.
 fn alone(name: &'static str, stream: u32, len: usize) -> Vec<u32> {
-    static SEEN: OnceLock<Mutex<BTreeMap<(&str, u32, usize), Vec<u32>>>> = OnceLock::new();
+    type Seen = BTreeMap<(&'static str, u32, usize), Vec<u32>>;
+    static SEEN: OnceLock<Mutex<Seen>> = OnceLock::new();
     let seen = SEEN.get_or_init(Mutex::default);
     if let Some(bits) = seen.lock().unwrap().get(&(name, stream, len)) {
         return bits.clone();

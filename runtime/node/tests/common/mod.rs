@@ -10,6 +10,11 @@ use mesh_runtime::client::Client;
 use mesh_runtime::processes::{Nodes, Start};
 use serde_json::{Value, json};
 
+/// Says loudly that a test was skipped: past the test runner, which swallows what passing tests print.
+pub fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "!! SKIPPED: {why}");
+}
+
 /// The `mesh` program of this build.
 pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_mesh"))

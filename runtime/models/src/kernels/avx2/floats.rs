@@ -151,6 +151,7 @@ unsafe fn columns<const C: usize>(rows: *const f32, blocks: usize, x: *const f32
                 let at = 16 * parity + 8 * half;
                 // SAFETY: eight singles of block b, in each column and row.
                 let x: [__m256; C] = std::array::from_fn(|c| unsafe { _mm256_loadu_ps(x.add((c * blocks + b) * FLOAT_BLOCK + at)) });
+                #[expect(clippy::needless_range_loop, reason = "rows and columns of one block of sums: indices read as in the formula")]
                 for r in 0..FLOAT_ROWS {
                     // SAFETY: as above.
                     let w = unsafe { _mm256_loadu_ps(rows.add((b * FLOAT_ROWS + r) * FLOAT_BLOCK + at)) };
