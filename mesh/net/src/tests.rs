@@ -14,7 +14,7 @@ use mesh_core::wire::{self, Message, StreamTag};
 use crate::frame::Class;
 use crate::greeting::tests::record;
 use crate::mail::CONTROL_QUEUE_MAX;
-use crate::{MeshSecret, Net, NetConfig, NodeKey};
+use crate::{MeshSecret, Net, NetConfig, NodeKey, Timings};
 
 /// Long enough for a loaded machine; what is measured against tighter limits says so.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -55,6 +55,11 @@ fn start(config: NetConfig) -> Node {
 /// A node that dials `seeds`.
 fn join(key: &NodeKey, boot: u128, seeds: &[&Node]) -> Node {
     start(NetConfig { peers: seeds.iter().map(|seed| seed.place()).collect(), ..config(key, boot) })
+}
+
+/// A node that does not mistake a loaded machine for a dead peer.
+fn patient(key: &NodeKey, boot: u128) -> Node {
+    start(NetConfig { timings: Timings { dead_ms: 9_000, redial_ms: 9_000, ..Timings::default() }, ..config(key, boot) })
 }
 
 impl Node {
@@ -351,8 +356,8 @@ fn a_process_that_ends_without_a_word_is_down_at_once() {
 
 #[test]
 fn a_cut_connection_is_healed_by_a_redial_without_a_death() {
-    let a = join(&NodeKey::draw(), 1, &[]);
-    let b = join(&NodeKey::draw(), 2, &[]);
+    let a = patient(&NodeKey::draw(), 1);
+    let b = patient(&NodeKey::draw(), 2);
     let relay = Relay::to(&b.place());
     a.net.dial(&relay.place);
     a.wait_up(b.id());
@@ -371,8 +376,8 @@ fn a_cut_connection_is_healed_by_a_redial_without_a_death() {
 #[test]
 fn nothing_is_lost_or_doubled_when_another_link_takes_over() {
     const EACH: u32 = 3_000;
-    let a = join(&NodeKey::draw(), 1, &[]);
-    let b = join(&NodeKey::draw(), 2, &[]);
+    let a = patient(&NodeKey::draw(), 1);
+    let b = patient(&NodeKey::draw(), 2);
     let relay = Relay::to(&b.place());
     a.net.dial(&relay.place);
     a.wait_up(b.id());
