@@ -63,7 +63,7 @@ fn lint() -> anyhow::Result<()> {
 
 fn test() -> anyhow::Result<()> {
     // One selection of packages everywhere: another one would build hundreds of crates again.
-    cargo(&["test", "--workspace", "--all-targets"])
+    cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--examples"])
 }
 
 /// The README's first command, and the story it must tell.

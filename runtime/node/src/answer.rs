@@ -162,12 +162,11 @@ impl Answer {
     pub(crate) fn new(
         generation: Generation,
         text: Arc<TextModel>,
-        stops: Vec<String>,
+        pipeline: TextPipeline,
         prompt_tokens: u32,
         seed: u64,
         asked_at: Instant,
     ) -> Self {
-        let pipeline = text.pipeline(stops);
         let started = AnswerEvent::Started { stream: generation.stream, prompt_tokens, seed };
         let usage = Usage { prompt_tokens, ..Usage::default() };
         Self { generation: Some(generation), text, pipeline, started: Some(started), asked_at, first_at: None, last_at: asked_at, usage }

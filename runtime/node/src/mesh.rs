@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use futures_timer::Delay;
 use mesh_actors::handle::{Gone, NodeHandle, NodeStatus, PlanPreview};
 use mesh_core::generation::{GenerationRequest, Sampling, StreamError};
 use mesh_core::ids::{DeploymentId, NodeId};
@@ -16,7 +17,7 @@ use mesh_core::model::HeldModel;
 use mesh_core::ports::{ModelError, Models};
 use mesh_core::records::{DeploymentRecord, DeploymentStatus, Wish};
 use mesh_models::library::Library;
-use mesh_models::text::{ChatRequest, TextError};
+use mesh_models::text::{ChatRequest, Start, TextError};
 
 use crate::answer::{Answer, GenerateOptions, Prompt};
 use crate::settings::{Settings, SettingsError};
@@ -25,6 +26,12 @@ use crate::thread::{self, NodeThread};
 
 /// Streams of full context that a deployment reserves memory for, unless told otherwise.
 pub const STREAMS_DEFAULT: u16 = 4;
+
+/// How long a question waits for a deployment whose stages are connecting.
+const STARTING_WAIT: Duration = Duration::from_secs(3);
+
+/// How often something that changes by itself is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
 
 /// A node of a mesh, running in this process.
 #[derive(Clone)]
@@ -254,7 +261,7 @@ impl Mesh {
                 other if Instant::now() >= deadline => {
                     return Err(format!("not ready after {} s: {}", within.as_secs(), status_in_words(other)));
                 }
-                _ => crate::thread::pause(Duration::from_millis(25)).await,
+                _ => Delay::new(LOOK_EVERY).await,
             }
         }
     }
@@ -265,14 +272,12 @@ impl Mesh {
     /// See [`GenerateError`]. Nothing was computed then.
     pub async fn generate(&self, model: &str, prompt: Prompt, options: GenerateOptions) -> Result<Answer, GenerateError> {
         let asked_at = Instant::now();
-        let status = self.status().await?;
-        let seen = status.deployments.iter().find(|seen| names(&seen.record, model));
-        let Some(seen) = seen else { return Err(GenerateError::UnknownModel { name: model.to_owned(), have: deployed(&status) }) };
-        let record = &seen.record;
-        let Some(plan) = record.plan.as_ref().filter(|_| record.status == DeploymentStatus::Ready) else {
+        let record = self.ready_record(model, asked_at).await?;
+        let Some(plan) = &record.plan else {
             return Err(StreamError::NotReady { why: status_in_words(&record.status) }.into());
         };
         let text = self.inner.library.text_of(record.sheet.digest).map_err(GenerateError::Text)?;
+        let start = if matches!(prompt, Prompt::Chat { .. }) { Start::Fresh } else { Start::Continuing };
         let ids = match prompt {
             Prompt::Text(prompt) => text.encode(&prompt, true)?,
             Prompt::Chat { messages, tools, extra } => {
@@ -281,10 +286,27 @@ impl Mesh {
             }
             Prompt::Ids(ids) => ids,
         };
-        let request = self.request(record, plan.context(), ids, &options, text.end_ids())?;
+        let request = self.request(&record, plan.context(), ids, &options, text.end_ids())?;
         let (prompt_tokens, seed) = (u32::try_from(request.prompt.len()).unwrap_or(u32::MAX), request.sampling.seed);
         let generation = self.inner.handle.generate(record.id, request).await??;
-        Ok(Answer::new(generation, text, options.stop, prompt_tokens, seed, asked_at))
+        let pipeline = text.pipeline_from(start, options.stop);
+        Ok(Answer::new(generation, text, pipeline, prompt_tokens, seed, asked_at))
+    }
+
+    /// The record of a ready deployment. One whose stages are connecting is waited for a moment: its first token is on its
+    /// way, or the word of it is.
+    async fn ready_record(&self, model: &str, asked_at: Instant) -> Result<DeploymentRecord, GenerateError> {
+        loop {
+            let status = self.status().await?;
+            let Some(seen) = status.deployments.iter().find(|seen| names(&seen.record, model)) else {
+                return Err(GenerateError::UnknownModel { name: model.to_owned(), have: deployed(&status) });
+            };
+            match seen.record.status {
+                DeploymentStatus::Ready => return Ok(seen.record.clone()),
+                DeploymentStatus::Starting if asked_at.elapsed() < STARTING_WAIT => Delay::new(LOOK_EVERY).await,
+                _ => return Err(StreamError::NotReady { why: status_in_words(&seen.record.status) }.into()),
+            }
+        }
     }
 
     fn request(

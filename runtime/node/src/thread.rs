@@ -156,13 +156,3 @@ fn channel_config(settings: &Settings) -> std::io::Result<ChannelConfig> {
     };
     if settings.listen.iter().all(loopback) { Ok(ChannelConfig::loopback()) } else { ChannelConfig::every_interface() }
 }
-
-/// Sleeps without needing the caller's runtime to have timers.
-pub(crate) async fn pause(duration: Duration) {
-    let (done, over) = tokio::sync::oneshot::channel::<()>();
-    std::thread::spawn(move || {
-        std::thread::sleep(duration);
-        drop(done);
-    });
-    let _ = over.await;
-}

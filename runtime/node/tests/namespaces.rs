@@ -12,7 +12,7 @@ const LAN: &str = include_str!("lan.sh");
 
 fn may_make_namespaces() -> bool {
     let made = Command::new("unshare")
-        .args(["--user", "--map-root-user", "--net", "--mount", "ip", "link", "add", "probe", "type", "dummy"])
+        .args(["--user", "--map-root-user", "--net", "--mount", "ip", "link", "add", "probe", "type", "veth", "peer", "name", "other"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();

@@ -107,7 +107,11 @@ impl From<GenerateError> for ApiError {
             GenerateError::TooLong { .. } => {
                 Self { param: Some("messages".to_owned()), ..Self::refused(StatusCode::BAD_REQUEST, "context_length_exceeded", message) }
             }
-            GenerateError::Prompt(_) => Self::invalid("messages", message),
+            GenerateError::Prompt(error) if error.is_clients() => Self::invalid("messages", message),
+            // The model's own template or tokenizer is at fault: asking again does not help.
+            GenerateError::Prompt(_) => {
+                Self { status: StatusCode::INTERNAL_SERVER_ERROR, retry_after: None, ..Self::unavailable("template_failed", message) }
+            }
             GenerateError::Option { name, .. } => Self::invalid(name, message),
             GenerateError::Stream(error) => error.into(),
             GenerateError::Text(_) => Self::unavailable("text_model_missing", message),

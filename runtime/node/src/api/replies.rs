@@ -123,17 +123,9 @@ fn usage_json(usage: Usage) -> Value {
     })
 }
 
-fn spelled(text: &TextModel, id: u32) -> (String, Vec<u8>) {
-    let bytes = text.token_bytes(id);
-    (String::from_utf8_lossy(&bytes).into_owned(), bytes)
-}
-
 fn chat_logprob(text: &TextModel, token: &TokenPiece) -> Option<Value> {
     let logprobs = token.logprobs.as_ref()?;
-    let entry = |id: u32, logprob: f32| {
-        let (token, bytes) = spelled(text, id);
-        json!({ "token": token, "logprob": finite(logprob), "bytes": bytes })
-    };
+    let entry = |id: u32, logprob: f32| json!({ "token": text.token_text(id), "logprob": finite(logprob), "bytes": text.token_bytes(id) });
     let mut chosen = entry(token.id, logprobs.chosen);
     chosen["top_logprobs"] = logprobs.top.iter().map(|(id, logprob)| entry(*id, *logprob)).collect();
     Some(chosen)
@@ -142,15 +134,15 @@ fn chat_logprob(text: &TextModel, token: &TokenPiece) -> Option<Value> {
 fn completion_logprobs(text: &TextModel, tokens: &[(TokenPiece, usize)]) -> Value {
     let known: Vec<(u32, &TokenLogprobs, usize)> =
         tokens.iter().filter_map(|(token, offset)| Some((token.id, token.logprobs.as_ref()?, *offset))).collect();
-    let top = |logprobs: &TokenLogprobs| -> Value {
-        let map: serde_json::Map<String, Value> =
-            logprobs.top.iter().map(|(id, logprob)| (spelled(text, *id).0, json!(finite(*logprob)))).collect();
-        Value::Object(map)
+    // OpenAI's older form: the likeliest tokens, and the chosen one if it is not among them.
+    let top = |id: u32, logprobs: &TokenLogprobs| -> Value {
+        let listed = logprobs.top.iter().copied().chain([(id, logprobs.chosen)]);
+        Value::Object(listed.map(|(id, logprob)| (text.token_text(id), json!(finite(logprob)))).collect())
     };
     json!({
-        "tokens": known.iter().map(|(id, ..)| spelled(text, *id).0).collect::<Vec<_>>(),
+        "tokens": known.iter().map(|(id, ..)| text.token_text(*id)).collect::<Vec<_>>(),
         "token_logprobs": known.iter().map(|(_, logprobs, _)| finite(logprobs.chosen)).collect::<Vec<_>>(),
-        "top_logprobs": known.iter().map(|(_, logprobs, _)| top(logprobs)).collect::<Vec<_>>(),
+        "top_logprobs": known.iter().map(|(id, logprobs, _)| top(*id, logprobs)).collect::<Vec<_>>(),
         "text_offset": known.iter().map(|(.., offset)| offset).collect::<Vec<_>>(),
     })
 }
