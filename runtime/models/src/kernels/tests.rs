@@ -49,6 +49,8 @@ fn weight_bytes(format: Format, rows: usize, cols: usize, kind: Kind, draws: &mu
     let mut bytes: Vec<u8> = (0..length)
         .map(|i| match kind {
             Kind::AllMax => 0xff,
+            // The one byte of Q8_0 whose magnitude is no i8.
+            Kind::AllMin if format == Format::Q8_0 => 0x80,
             Kind::AllMin | Kind::Zeros => 0,
             Kind::Alternating => [0xf0, 0x0f][i % 2],
             Kind::Random | Kind::Extreme => draws.word() as u8,

@@ -77,7 +77,7 @@ pub(super) unsafe fn tile<K: Kind, const ONE: bool>(layout: &Layout, tile: &[u8]
                 let dx = _mm256_set1_ps(dx);
                 let step = |acc: __m256| {
                     if K::MINIMUM {
-                        let minimum = _mm256_mul_ps(m, _mm256_set1_ps(sum as f32));
+                        let minimum = _mm256_mul_ps(m, _mm256_cvtepi32_ps(_mm256_set1_epi32(sum)));
                         _mm256_fmadd_ps(dx, _mm256_fmadd_ps(d, _mm256_cvtepi32_ps(s), minimum), acc)
                     } else {
                         let offset = _mm256_set1_epi32(sum * if K::FIFTH { 16 } else { 8 });
