@@ -13,13 +13,12 @@ mod reader;
 mod value;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::Read;
 use std::path::Path;
 
 use mesh_core::ports::ModelError;
 
-use super::Fault;
+use super::{Fault, Source};
 use reader::Reader;
 pub use value::Value;
 
@@ -100,9 +99,8 @@ impl Gguf {
     /// [`ModelError`] with the file's name, what is wrong with it, and what to do.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let read = || {
-            let file = File::open(path)?;
-            let bytes = file.metadata()?.len();
-            Self::read(BufReader::with_capacity(1 << 16, file), bytes)
+            let source = Source::file(path)?;
+            Self::read(source.reader()?, source.len())
         };
         read().map_err(|fault| fault.of(path.display()))
     }

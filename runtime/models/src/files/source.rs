@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::{Cursor, Read, Seek, SeekFrom};
+use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use super::Fault;
@@ -27,11 +27,12 @@ impl Source {
     /// # Errors
     /// It is not, or may not be read.
     pub fn file(path: &Path) -> Result<Self, Fault> {
-        let file = File::open(path)?;
-        let about = file.metadata()?;
+        // Asked first: opening a pipe would wait for its other end.
+        let about = std::fs::metadata(path)?;
         if !about.is_file() {
             return Err(Fault::System("it is no file".into()));
         }
+        let file = File::open(path)?;
         Ok(Self { name: path.display().to_string(), bytes: about.len(), from: From::File { file, path: path.to_owned() } })
     }
 
@@ -77,7 +78,7 @@ impl Source {
             From::File { file, .. } => {
                 let mut file = file;
                 file.seek(SeekFrom::Start(0))?;
-                Ok(Box::new(std::io::BufReader::with_capacity(1 << 16, file)))
+                Ok(Box::new(BufReader::with_capacity(1 << 16, file)))
             }
             From::Memory(bytes) => Ok(Box::new(Cursor::new(*bytes))),
         }
@@ -109,4 +110,26 @@ impl Source {
 
 fn no_memory(bytes: u64) -> Fault {
     Fault::System(format!("no memory for a tensor of {bytes} bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_there_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"0123456789").unwrap();
+        for source in [Source::file(&path).unwrap(), Source::memory("memory", b"0123456789")] {
+            assert_eq!(source.read(3, 4).unwrap().as_ref(), b"3456");
+            for (offset, bytes) in [(3, 8), (11, 0), (u64::MAX, 2), (0, 1 << 60)] {
+                assert!(matches!(source.read(offset, bytes), Err(Fault::Damaged(_))), "{bytes} at {offset}");
+            }
+        }
+        let source = Source::file(&path).unwrap();
+        std::fs::write(&path, b"01234").unwrap();
+        assert_eq!(source.read(3, 4), Err(Fault::damaged("it became shorter while it was read")));
+        assert!(matches!(Source::file(dir.path()), Err(Fault::System(_))));
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use mesh_core::generation::Sampling;
 use mesh_core::ids::StreamId;
 use mesh_core::model::{Layers, ModelSheet};
-use mesh_core::plan::Numerics;
+use mesh_core::plan::{KvType, Numerics};
 use mesh_core::ports::{Engine, EngineOptions, Progress, SampleHow, Sampled, Step, StepInput, StepRow};
 use mesh_models::compute::Compute;
 use mesh_models::engine::LayerEngine;
@@ -66,9 +66,14 @@ pub const CONTEXT: u32 = 300;
 impl Chain {
     /// The model cut before each of `cuts`.
     pub fn load(origin: &Origin, cuts: &[u16], cx: impl Fn() -> Compute) -> Self {
+        Self::with_kv(KvType::F32, origin, cuts, cx)
+    }
+
+    /// The same, with this type of caches.
+    pub fn with_kv(kv: KvType, origin: &Origin, cuts: &[u16], cx: impl Fn() -> Compute) -> Self {
         let files = ModelFiles::open(origin).unwrap();
         let sheet = sheet_of(&files).unwrap();
-        let options = EngineOptions { threads: 1, numerics: Numerics::default(), context: CONTEXT, kv_bytes_max: 1 << 40 };
+        let options = EngineOptions { threads: 1, numerics: Numerics { kv }, context: CONTEXT, kv_bytes_max: 1 << 40 };
         let mut bounds = vec![0];
         bounds.extend(cuts);
         bounds.push(sheet.layer_count());

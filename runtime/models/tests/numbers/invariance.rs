@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
 
+use mesh_core::plan::KvType;
 use mesh_models::compute::{Compute, Level};
 use mesh_models::model_files::Origin;
 use proptest::prelude::*;
@@ -22,20 +23,20 @@ fn ids_of(stream: u32, len: usize, vocabulary: u32) -> Vec<u32> {
 }
 
 /// Bits of all hidden states and last logits of a stream alone, in one piece, one thread, portable.
-fn alone(name: &'static str, stream: u32, len: usize) -> Vec<u32> {
-    type Seen = BTreeMap<(&'static str, u32, usize), Vec<u32>>;
+fn alone(kv: KvType, name: &'static str, stream: u32, len: usize) -> Vec<u32> {
+    type Seen = BTreeMap<(KvType, &'static str, u32, usize), Vec<u32>>;
     static SEEN: OnceLock<Mutex<Seen>> = OnceLock::new();
     let seen = SEEN.get_or_init(Mutex::default);
-    if let Some(bits) = seen.lock().unwrap().get(&(name, stream, len)) {
+    if let Some(bits) = seen.lock().unwrap().get(&(kv, name, stream, len)) {
         return bits.clone();
     }
-    let mut chain = Chain::load(&model(name), &[], || Compute::with_level(1, Level::Portable));
+    let mut chain = Chain::with_kv(kv, &model(name), &[], || Compute::with_level(1, Level::Portable));
     let ids = ids_of(stream, len, chain.sheet.vocabulary);
     chain.open(1);
     let hidden = chain.hidden(&[Part { stream: 1, first: 0, ids: &ids }]);
     let logits = chain.logits_of(&hidden).concat();
     let bits = bits(&[hidden, logits].concat());
-    seen.lock().unwrap().insert((name, stream, len), bits.clone());
+    seen.lock().unwrap().insert((kv, name, stream, len), bits.clone());
     bits
 }
 
@@ -86,11 +87,13 @@ proptest! {
         lens in proptest::collection::vec(1_usize..90, 1..5),
         threads in 1_usize..4,
         fast in any::<bool>(),
+        half in any::<bool>(),
         seed in any::<u32>(),
     ) {
         let name = MODELS[model_index];
         let level = if fast { *Level::usable().last().unwrap() } else { Level::Portable };
-        let mut chain = Chain::load(&model(name), &[1], || Compute::with_level(threads, level));
+        let kv = if half { KvType::F16 } else { KvType::F32 };
+        let mut chain = Chain::with_kv(kv, &model(name), &[1], || Compute::with_level(threads, level));
         let mut state = seed | 1;
         let draws = std::iter::repeat_with(|| {
             state ^= state << 13;
@@ -100,7 +103,7 @@ proptest! {
         });
         let got = together(&mut chain, &lens, draws);
         for (stream, (len, got)) in lens.iter().zip(got).enumerate() {
-            prop_assert!(got == alone(name, stream as u32, *len), "{name:?}: stream {stream} of {lens:?} differs");
+            prop_assert!(got == alone(kv, name, stream as u32, *len), "{name:?}, {kv:?}: stream {stream} of {lens:?} differs");
         }
     }
 }
