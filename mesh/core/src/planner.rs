@@ -1,13 +1,15 @@
 //! Which node should hold which layers: the one planner of the live mesh, of `mesh plan` and of the simulator.
 //!
 //! The idea. A chain of stages costs, for each token, the time that every stage needs to read its weights plus one hop
-//! between neighbours. For a given set and order of nodes the best cut is found exactly by dynamic programming over
+//! between neighbours, and twice what its slowest stage takes: that is what the next stream or the next chunk of a
+//! prompt waits for. For a given set and order of nodes the best cut is found exactly by dynamic programming over
 //! layers; orders are tried as a walk over *sets* of nodes (Held and Karp 1962), which covers all orders of up to eight
 //! nodes, and keeps only the most promising sets beyond. Everything is integer picoseconds and bytes, so that two nodes
 //! that plan from the same input get the same plan. Around that stand the rules: what fits one node stays there
 //! ([`choose`](self::plan)), one numerics class if possible, a context that fits if none was asked for, and at a repair
 //! as few bytes loaded as possible.
 
+mod chain;
 mod costs;
 mod memory;
 mod search;
@@ -277,10 +279,10 @@ impl<'a> Desk<'a> {
         let whole = Layers::new(0, self.input.sheet.layer_count());
         let floor = self.context_floor();
         let fits = |node: &&PlanNode| node.files == Some(whole) && self.context_that_fits(node, whole) >= floor;
-        let best = self.nodes.iter().filter(|node| fits(node)).min_by_key(|node| {
-            let costs = Costs::of(self, node, self.context_top);
-            (costs.decode_ps(0, self.sizes.layers), std::cmp::Reverse(self.context_that_fits(node, whole)), node.node)
-        })?;
+        let best =
+            self.nodes.iter().filter(|node| fits(node)).min_by_key(|node| {
+                (costs::token_ps(self, node, whole), std::cmp::Reverse(self.context_that_fits(node, whole)), node.node)
+            })?;
         let stages = vec![Stage { node: best.node, layers: whole }];
         let context = self.context_for(&stages);
         let one_node_by_rule = self.input.wish.split.is_none();
@@ -290,44 +292,50 @@ impl<'a> Desk<'a> {
     /// The first (longest) context at which one of the groups of nodes holds the model; of several groups the best.
     fn first_fit(&self, groups: &[Vec<&'a PlanNode>], contexts: &[u32], split: Option<u16>) -> Option<Chosen> {
         // Fitting is monotone in the context, so the longest one that fits is found by halving.
-        let best_at = |context: u32| {
-            groups.iter().filter_map(|nodes| self.best_chain(&Attempt { nodes, context, split })).min_by(|a, b| a.0.cmp(&b.0))
-        };
-        let (mut low, mut high, mut found) = (0, contexts.len(), None);
+        let fits = |context: u32| groups.iter().any(|nodes| self.has_chain(&Attempt { nodes, context, split }));
+        let (mut low, mut high) = (0, contexts.len());
         while low < high {
-            let middle = if found.is_none() && low == 0 { 0 } else { low.midpoint(high) };
-            match best_at(contexts[middle]) {
-                Some(best) => (high, found) = (middle, Some(best)),
-                None => low = middle + 1,
-            }
+            let middle = if low == 0 && high == contexts.len() { 0 } else { low.midpoint(high) };
+            if fits(contexts[middle]) { high = middle } else { low = middle + 1 }
         }
-        let (_, stages) = found?;
+        let context = *contexts.get(low)?;
+        let chains = groups.iter().filter_map(|nodes| self.best_chain(&Attempt { nodes, context, split }));
+        let (_, stages) = chains.min_by(|a, b| a.0.cmp(&b.0))?;
         let class_of = |id: NodeId| self.nodes.iter().find(|node| node.node == id).map(|node| node.numerics_class);
         let mixed_classes = stages.iter().any(|stage| class_of(stage.node) != class_of(stages[0].node));
         let context = self.context_for(&stages);
         Some(Chosen { stages, context, one_node_by_rule: false, mixed_classes, split })
     }
 
+    fn has_chain(&self, attempt: &Attempt<'_>) -> bool {
+        self.ask(attempt, |question| question.has_chain()).unwrap_or(false)
+    }
+
     fn best_chain(&self, attempt: &Attempt<'_>) -> Option<(search::Cost, Vec<Stage>)> {
+        let (cost, chain) = self.ask(attempt, |question| question.best())??;
+        let stage = |part: &search::Part| Stage { node: attempt.nodes[part.node].node, layers: Layers::new(part.first, part.end) };
+        Some((cost, chain.iter().map(stage).collect()))
+    }
+
+    /// Puts the question of an attempt; `None` if the answer is plain without asking: no chain.
+    fn ask<T>(&self, attempt: &Attempt<'_>, put: impl FnOnce(&search::Question<'_>) -> T) -> Option<T> {
         let nodes = attempt.nodes;
         let free: u64 = nodes.iter().map(|node| memory::net_budget(node)).fold(0, u64::saturating_add);
         if free < self.sizes.net_bytes(0, self.sizes.layers, attempt.context) {
             return None; // not even if it could be cut anywhere
         }
         let costs: Vec<Costs> = nodes.iter().map(|node| Costs::of(self, node, attempt.context)).collect();
-        let kinds = self.hops.kinds(nodes);
+        let kinds = self.hops.kinds(&self.nodes, nodes);
         let hop = |from: usize, to: usize| self.hops.ps(self.input.sheet, nodes[from].node, nodes[to].node).map_or(Link::None, Link::Ps);
-        let question = search::Question {
+        Some(put(&search::Question {
             costs: &costs,
             kinds: &kinds,
             hop: &hop,
             layers: self.sizes.layers,
             stages: attempt.split.map(usize::from),
             moves_first: self.input.keep.is_some(),
-        };
-        let (cost, chain) = question.best()?;
-        let stage = |link: &search::Part| Stage { node: nodes[link.node].node, layers: Layers::new(link.first, link.end) };
-        Some((cost, chain.iter().map(stage).collect()))
+            rest_ps: search::rest_ps(&costs, self.sizes.layers),
+        }))
     }
 
     /// Groups of nodes of one numerics class, the largest memory first.
@@ -393,7 +401,7 @@ impl<'a> Desk<'a> {
         let parts: Vec<(&PlanNode, Layers)> = chosen.stages.iter().map(part).collect();
         let need = |layers: Layers| stage_bytes(input.sheet, layers, chosen.context, input.wish.streams, input.numerics);
         let memory = parts.iter().map(|(node, layers)| (need(*layers), node.capacity.memory_bytes)).collect();
-        let (prefill_tokens_per_s, decode_tokens_per_s) = costs::rates(self, &parts, chosen.context);
+        let (prefill_tokens_per_s, decode_tokens_per_s) = costs::rates(self, &parts);
         let reasons = words::reasons(self, &chosen, &parts);
         let left_out = words::left_out(self, &chosen);
         Planned { plan, prefill_tokens_per_s, decode_tokens_per_s, memory, reasons, left_out }
@@ -402,7 +410,7 @@ impl<'a> Desk<'a> {
     fn no_plan(&self) -> NoPlan {
         let context = if self.input.wish.context.is_some() { self.context_top } else { CONTEXT_MIN.min(self.context_top) };
         let left = words::what_stays_unplaced(self, context);
-        let fits = |&context: &u32| self.best_chain(&Attempt { nodes: &self.nodes, context, split: self.input.wish.split }).is_some();
+        let fits = |&context: &u32| self.has_chain(&Attempt { nodes: &self.nodes, context, split: self.input.wish.split });
         let smaller = (0..31).rev().map(|power| 1_u32 << power).filter(|&other| other < context && other >= CONTEXT_MIN).find(fits);
         NoPlan { missing_bytes: left, why: words::does_not_fit(self, context, left, smaller), left_out: words::too_small(self, context) }
     }

@@ -1,10 +1,10 @@
 //! What a range of layers costs on a node: time for each token, bytes to load.
 //!
 //! Decode reads every weight once for each token, so a layer costs `bytes / bandwidth`, or its arithmetic where that
-//! takes longer. Two small terms break what would be ties: filling nodes evenly, and sharing out the prefill. Each is a
-//! sum over stages of (share × share / size), which is least where shares are proportional to sizes. They are a few
-//! percent of the whole, so that measurement noise of that order between equal machines does not fill one to the brim
-//! and leave the other empty.
+//! takes longer. A measurement of the same machine differs by a tenth or two from one to the next, so nodes whose rates
+//! are within [`NOISE_FIFTHS`] of each other count as equal when layers are shared out; predictions use what was
+//! measured. Two small terms break what would be ties: filling nodes evenly, and sharing out the prefill. Each is a
+//! sum over stages of (share × share / size), which is least where shares are proportional to sizes.
 
 use crate::ids::NodeId;
 use crate::model::{Layers, ModelSheet};
@@ -12,13 +12,15 @@ use crate::model::{Layers, ModelSheet};
 use super::memory::{Sizes, net_budget};
 use super::{Desk, PlanInput, PlanLink, PlanNode};
 
-/// Weight of even filling against decode time (guess; above the noise of a bandwidth measurement).
+/// Rates from this many fifths of the fastest one on count as equal to it (seen: equal machines differ by 10 to 20 %).
+const NOISE_FIFTHS: u128 = 4;
+/// Weight of even filling against decode time (guess; it settles ties).
 const EVEN_FILL: f64 = 0.02;
 /// Weight of even prefill against decode time (guess; below even filling: it settles ties).
 const EVEN_PREFILL: f64 = 0.005;
 /// The small terms are rounded to this part of the whole, so that a few kilobytes of logits decide no order of nodes.
 const GRAIN: f64 = 1.0 / 262_144.0;
-/// A further stage must make a token this much faster to be worth its trouble (guess).
+/// A further stage must save this much of a token (its own time and what the next one waits) to be worth its trouble (guess).
 const SPREAD: f64 = 0.05;
 /// Software cost of a hop over TCP (budget of DESIGN section 15).
 const HOP_SOFTWARE_US: u32 = 60;
@@ -35,7 +37,6 @@ pub(super) struct Costs {
     table: Vec<u64>,
     /// Exclusive bound of the useful ends, by first layer; 0 = cannot start here.
     end_max: Vec<usize>,
-    longest: usize,
     /// Bytes to be loaded for layers `0..i`, and for embedding and head.
     moved: Vec<u64>,
     moved_embed: u64,
@@ -48,7 +49,7 @@ pub(super) struct Costs {
 impl Costs {
     pub fn of(desk: &Desk<'_>, node: &PlanNode, context: u32) -> Self {
         let sheet = desk.input.sheet;
-        let speed = Speed::of(&desk.nodes, node);
+        let speed = Speed::levelled(&desk.nodes, node);
         let mut costs = Self::sums(sheet, node, &speed);
         costs.fill(desk, node, context, &speed);
         costs
@@ -68,7 +69,6 @@ impl Costs {
             layers: sheet.layers.len(),
             table: Vec::new(),
             end_max: Vec::new(),
-            longest: 0,
             moved,
             moved_embed: if has_first { 0 } else { sheet.embed_bytes },
             moved_head: if has_last { 0 } else { sheet.head_bytes },
@@ -102,7 +102,6 @@ impl Costs {
                 let convex = ((fill + prefill) / GRAIN).round() * GRAIN * reference.decode_ps;
                 self.table[first * (layers + 1) + end] = self.decode_ps(first, end).saturating_add(convex as u64);
                 self.end_max[first] = end + 1;
-                self.longest = self.longest.max(end - first);
             }
         }
     }
@@ -118,14 +117,18 @@ impl Costs {
         self.table[first * (self.layers + 1) + end]
     }
 
-    /// Most layers that the node can hold, from wherever it can start.
-    pub fn longest(&self) -> usize {
-        self.longest
-    }
-
-    /// Exclusive bound of the ends worth trying from `first`.
-    pub fn end_max(&self, first: usize) -> usize {
-        self.end_max[first]
+    /// Exclusive bounds of the ends, by first layer, of ranges that fit and take at most `limit` picoseconds.
+    pub fn ends_within(&self, limit: u64) -> Vec<usize> {
+        let mut end = 0;
+        let bound = |first: usize| {
+            // The later a range starts, the later it may end.
+            end = end.max(first);
+            while end + 1 < self.end_max[first] && self.decode_ps(first, end + 1) <= limit {
+                end += 1;
+            }
+            if end > first { end.min(self.end_max[first].saturating_sub(1)) + 1 } else { 0 }
+        };
+        (0..self.layers).map(bound).collect()
     }
 
     /// Bytes of weights that the node would have to read for a range.
@@ -137,6 +140,7 @@ impl Costs {
 }
 
 /// A node's rates, with a guess where nothing was measured.
+#[derive(Clone, Copy, PartialEq)]
 struct Speed {
     bandwidth: f64,
     flops: f64,
@@ -145,25 +149,72 @@ struct Speed {
 }
 
 impl Speed {
+    /// As measured. An unmeasured node is taken to be as slow as the slowest measured one.
     fn of(nodes: &[&PlanNode], node: &PlanNode) -> Self {
-        // An unmeasured node is taken to be as slow as the slowest measured one.
-        let slowest = |rate: fn(&PlanNode) -> u64, default: u64| {
-            nodes.iter().map(|node| rate(node)).filter(|&rate| rate > 0).min().unwrap_or(default)
-        };
-        let or = |rate: u64, other: u64| if rate > 0 { rate } else { other } as f64;
+        let (bandwidth, flops) = (Self::bandwidth(nodes, node), Self::flops(nodes, node));
+        Self { bandwidth: bandwidth as f64, flops: flops as f64, measured: nodes.iter().any(|node| node.capacity.flops > 0) }
+    }
+
+    /// With the noise taken out.
+    fn levelled(nodes: &[&PlanNode], node: &PlanNode) -> Self {
+        let all = |rate: fn(&[&PlanNode], &PlanNode) -> u64| nodes.iter().map(|node| rate(nodes, node)).collect();
         Self {
-            bandwidth: or(node.capacity.memory_bandwidth, slowest(|node| node.capacity.memory_bandwidth, BANDWIDTH_DEFAULT)),
-            flops: or(node.capacity.flops, slowest(|node| node.capacity.flops, FLOPS_DEFAULT)),
-            measured: nodes.iter().any(|node| node.capacity.flops > 0),
+            bandwidth: level(all(Self::bandwidth), Self::bandwidth(nodes, node)) as f64,
+            flops: level(all(Self::flops), Self::flops(nodes, node)) as f64,
+            ..Self::of(nodes, node)
         }
     }
+
+    fn bandwidth(nodes: &[&PlanNode], node: &PlanNode) -> u64 {
+        known(nodes, node, |node| node.capacity.memory_bandwidth, BANDWIDTH_DEFAULT)
+    }
+
+    fn flops(nodes: &[&PlanNode], node: &PlanNode) -> u64 {
+        known(nodes, node, |node| node.capacity.flops, FLOPS_DEFAULT)
+    }
+
     fn decode_ps(&self, bytes: u64, flops: u64) -> u64 {
         let arithmetic = if self.measured { flops as f64 / self.flops } else { 0.0 };
         ((bytes as f64 / self.bandwidth).max(arithmetic) * PS) as u64
     }
+
     fn prefill_ps(&self, flops: u64) -> f64 {
         flops as f64 / self.flops * PS
     }
+}
+
+/// The node's rate, else the slowest that was measured, else the default.
+fn known(nodes: &[&PlanNode], node: &PlanNode, rate: fn(&PlanNode) -> u64, default: u64) -> u64 {
+    let measured = |node: &PlanNode| Some(rate(node)).filter(|&rate| rate > 0);
+    measured(node).or_else(|| nodes.iter().filter_map(|node| measured(node)).min()).unwrap_or(default)
+}
+
+/// The mean of the rates that `rate` cannot be told from: from the fastest down, a group is what is within the noise.
+fn level(mut rates: Vec<u64>, rate: u64) -> u64 {
+    rates.sort_unstable_by(|a, b| b.cmp(a));
+    let mut rest = rates.as_slice();
+    while let Some(&fastest) = rest.first() {
+        let equal = rest.iter().take_while(|&&rate| u128::from(rate) * 5 >= u128::from(fastest) * NOISE_FIFTHS).count();
+        let (group, slower) = rest.split_at(equal);
+        if group.last().is_some_and(|&slowest| rate >= slowest) {
+            let mean = group.iter().map(|&rate| u128::from(rate)).sum::<u128>() / group.len() as u128;
+            return u64::try_from(mean).unwrap_or(rate);
+        }
+        rest = slower;
+    }
+    rate
+}
+
+/// Picoseconds that a token takes on a node with these layers, at the rates that were measured.
+pub(super) fn token_ps(desk: &Desk<'_>, node: &PlanNode, layers: Layers) -> u64 {
+    let speed = Speed::of(&desk.nodes, node);
+    Costs::sums(desk.input.sheet, node, &speed).decode_ps(layers.first.into(), layers.end.into())
+}
+
+/// Whether noise was taken out of the bandwidth of any of these nodes.
+pub(super) fn any_levelled(desk: &Desk<'_>, parts: &[(&PlanNode, Layers)]) -> bool {
+    let differs = |node: &PlanNode| Speed::of(&desk.nodes, node).bandwidth != Speed::levelled(&desk.nodes, node).bandwidth;
+    parts.iter().any(|(node, _)| differs(node))
 }
 
 /// The whole model on the fastest node, had it room: what the small terms are fractions of.
@@ -175,7 +226,7 @@ pub(super) struct Reference {
 
 impl Reference {
     pub fn of(sheet: &ModelSheet, sizes: &Sizes, nodes: &[&PlanNode]) -> Self {
-        let speeds: Vec<Speed> = nodes.iter().map(|node| Speed::of(nodes, node)).collect();
+        let speeds: Vec<Speed> = nodes.iter().map(|node| Speed::levelled(nodes, node)).collect();
         let bytes = sheet.layers.iter().map(|layer| layer.weight_bytes).fold(head_read_bytes(sheet), u64::saturating_add);
         let flops = sizes.flops(0, sizes.layers);
         let least = |of: &dyn Fn(&Speed) -> f64| speeds.iter().map(of).fold(f64::INFINITY, f64::min).max(1.0);
@@ -224,24 +275,25 @@ impl<'a> Hops<'a> {
     }
 
     /// Numbers that are equal for nodes which no plan can tell apart, so that only one order of them is tried.
-    pub fn kinds(&self, nodes: &[&PlanNode]) -> Vec<usize> {
+    pub fn kinds(&self, all: &[&PlanNode], nodes: &[&PlanNode]) -> Vec<usize> {
+        let speed = |node: &PlanNode| Speed::levelled(all, node);
         let alike = |a: &PlanNode, b: &PlanNode| {
             self.links.is_none()
-                && (a.capacity, a.taken_bytes, a.numerics_class, a.files, a.shard)
-                    == (b.capacity, b.taken_bytes, b.numerics_class, b.files, b.shard)
+                && (net_budget(a), a.numerics_class, a.files, a.shard) == (net_budget(b), b.numerics_class, b.files, b.shard)
+                && speed(a) == speed(b)
         };
         nodes.iter().map(|node| nodes.iter().position(|other| std::ptr::eq(*other, *node) || alike(other, node)).unwrap_or(0)).collect()
     }
 }
 
 /// Predicted (prefill, decode) tokens a second of a chain.
-pub(super) fn rates(desk: &Desk<'_>, parts: &[(&PlanNode, Layers)], context: u32) -> (f64, f64) {
+pub(super) fn rates(desk: &Desk<'_>, parts: &[(&PlanNode, Layers)]) -> (f64, f64) {
     let sheet = desk.input.sheet;
     let mut decode_ps = 0_u64;
     let mut slowest_ps = 0.0_f64; // chunks of a prompt follow each other: the slowest stage or link sets the pace
     for (node, layers) in parts {
         let (first, end) = (usize::from(layers.first), usize::from(layers.end));
-        decode_ps = decode_ps.saturating_add(Costs::of(desk, node, context).decode_ps(first, end));
+        decode_ps = decode_ps.saturating_add(token_ps(desk, node, *layers));
         slowest_ps = slowest_ps.max(Speed::of(&desk.nodes, node).prefill_ps(desk.sizes.flops(first, end)));
     }
     for pair in parts.windows(2) {

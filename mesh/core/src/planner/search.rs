@@ -1,24 +1,27 @@
-//! The cheapest chain: dynamic programming over (set of nodes, last node, layers covered).
+//! The best chain: what one stream waits for a token, and what the next one waits for the slowest stage.
 //!
-//! A cell says what it costs at least to cover layers `0..l` with exactly this set of nodes, this one last; extending
-//! it by a node and an end gives cells of sets one larger. All orders of a set share its cells, so up to
-//! [`EXACT_NODES`] nodes the answer is exact in `2^n · n · L² / 2` steps (17 million for 8 nodes and 128 layers, in the
-//! worst case that every node could hold every range). Of more nodes each generation keeps the [`BEAM`] most promising
-//! sets, always among them those of a greedy chain, so that what fits is found.
+//! A chain costs the sum of its stages and hops, plus [`PACES`] times its *pace*: the time of its slowest stage, which is
+//! what a second stream or the next chunk of a prompt waits for. The sum alone would heap all layers on whichever node was measured a
+//! little faster. A sum is what dynamic programming is good at (`chain`), a greatest stage is not; so the programme runs
+//! under a falling limit on the stages. Under a lower limit no chain's sum is less, so that after a run with sum `s` and
+//! best whole cost `b` only a pace below `(b - s) / PACES` can be better: that is the next limit. It is exact as long as time
+//! ([`STEPS`]) allows; after that the limit falls in larger steps, and what is missed is smaller than those.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
-
+use super::chain::Run;
 use super::costs::Costs;
 
-/// Up to so many nodes every order is tried.
-pub(super) const EXACT_NODES: usize = 8;
-/// Sets of one size that are kept beyond (measured: 16 unlike nodes and 128 layers plan in under 50 ms).
-const BEAM: usize = 8;
+/// How much the slowest stage's time weighs against one stream's time for a token. With 1, a node a bit more than twice as
+/// fast as its only neighbour would get everything, and one exactly twice as fast two thirds; with 2 that edge is at three
+/// times as fast, where heaping is right (guess).
+pub(super) const PACES: u64 = 2;
+/// Ranges looked at in all runs together, about (in release some 3 ns each).
+const STEPS: u64 = 6_000_000;
+/// Runs that are made at least, however long one takes.
+const RUNS_MIN: u64 = 4;
 
 /// What a chain costs: what matters first, then what breaks ties.
 pub(super) type Cost = (u64, u64);
-const NEVER: Cost = (u64::MAX, u64::MAX);
+pub(super) const NEVER: Cost = (u64::MAX, u64::MAX);
 
 /// Whether one node can follow another, and what the hop costs.
 #[derive(Clone, Copy)]
@@ -51,177 +54,108 @@ pub(super) struct Question<'a> {
     pub stages: Option<usize>,
     /// Whether bytes to load come before time (a repair) or after it.
     pub moves_first: bool,
+    /// By layer: the least time of it and all that follow, on whichever node.
+    pub rest_ps: Vec<u64>,
 }
-
-/// The best known way to a state, and where it came from.
-#[derive(Clone, Copy)]
-struct Cell {
-    cost: Cost,
-    from_node: u8,
-    from_layer: u16,
-}
-
-/// Cells of one set: by last node, then by layers covered.
-type Front = BTreeMap<usize, Vec<Cell>>;
-
-/// A whole chain: cost, set, last node. Of equals, the one with the preferred nodes, and those in front.
-type Finished = (Cost, u32, Reverse<usize>);
 
 impl Question<'_> {
-    /// The cheapest chain and its cost.
+    /// Whether there is any chain.
+    pub fn has_chain(&self) -> bool {
+        let mut run = Run::new(self, u64::MAX, NEVER);
+        (self.stages.is_none() && run.greedy_fits()) || run.cheapest().is_some()
+    }
+
+    /// The cheapest chain and its cost, pace counted.
     pub fn best(&self) -> Option<(Cost, Vec<Part>)> {
-        assert!(self.costs.len() <= 32, "sets of nodes are 32-bit masks");
-        let guard = self.greedy_sets();
-        let most = self.stages.unwrap_or(self.costs.len()).min(self.costs.len()).min(self.layers);
-        let mut generations: Vec<BTreeMap<u32, Front>> = vec![BTreeMap::from([(0, Front::new())])];
-        let mut best: Option<Finished> = None;
-        for size in 1..=most {
-            let mut next = self.extend(&generations[size - 1], best.filter(|_| self.stages.is_none()).map(|best| best.0));
-            if self.costs.len() > EXACT_NODES {
-                self.thin(&mut next, &guard);
-            }
-            if self.stages.is_none_or(|stages| stages == size) {
-                best = next.iter().flat_map(|(&set, front)| self.finished(set, front)).chain(best).min();
-            }
-            generations.push(next);
-        }
-        let (cost, set, Reverse(last)) = best?;
-        Some((cost, self.walk_back(&generations, set, last)))
-    }
-
-    /// Every set of one more node. What already costs as much as a whole chain is not followed.
-    fn extend(&self, sets: &BTreeMap<u32, Front>, bound: Option<Cost>) -> BTreeMap<u32, Front> {
-        let mut next = BTreeMap::<u32, Front>::new();
-        for (&set, front) in sets {
-            for node in (0..self.costs.len()).filter(|&node| self.may_add(set, node)) {
-                if let Some(cells) = self.extend_by(front, set, node, bound) {
-                    next.entry(set | 1 << node).or_default().insert(node, cells);
+        let floor = self.least_pace();
+        let mut best: Option<(Cost, Vec<Part>)> = None;
+        let mut steps_left = STEPS;
+        // A guess first, which is quick because its stages are short: what costs more is then not looked at.
+        let mut limit = floor.saturating_add(floor / 4);
+        let mut known = self.order(self.rest_ps[0], 0);
+        let mut guessed = false;
+        loop {
+            let ceiling = best.as_ref().map_or(NEVER, |best| self.less_pace(best.0, floor));
+            let mut run = Run::new(self, limit, ceiling);
+            match run.cheapest() {
+                Some((cost, parts)) => {
+                    let whole = add(cost, self.order(PACES.saturating_mul(self.pace(&parts)), 0));
+                    known = if guessed { cost } else { known };
+                    if best.as_ref().is_none_or(|best| whole < best.0) {
+                        best = Some((whole, parts));
+                    }
                 }
+                None if guessed => return best,
+                None => {}
             }
+            steps_left = steps_left.saturating_sub(run.steps);
+            let grain = if guessed { self.grain(limit, steps_left, run.steps) } else { 1 };
+            limit = match &best {
+                None => u64::MAX,
+                Some(best) => match self.next_limit(best.0, known, grain) {
+                    Some(limit) if limit >= floor => limit,
+                    _ => break,
+                },
+            };
+            guessed = true;
         }
-        next
+        best
     }
 
-    /// Of nodes that cannot be told apart the first comes first.
-    fn may_add(&self, set: u32, node: usize) -> bool {
-        let twins_before = (0..node).filter(|&other| self.kinds[other] == self.kinds[node]);
-        set & 1 << node == 0 && twins_before.into_iter().all(|other| set & 1 << other != 0)
+    /// How much less the next limit is than it must be: 1 where all limits that matter can be tried.
+    fn grain(&self, limit: u64, steps_left: u64, steps: u64) -> u64 {
+        let runs = (steps_left / steps.max(1)).max(RUNS_MIN);
+        let paces = self.costs.len() * self.layers * (self.layers + 1) / 2;
+        if runs >= paces as u64 { 1 } else { (limit / (2 * runs)).max(1) }
     }
 
-    /// Cells of `set` plus `node`, with `node` last; `None` if it can add nothing.
-    fn extend_by(&self, front: &Front, set: u32, node: usize, bound: Option<Cost>) -> Option<Vec<Cell>> {
-        let costs = &self.costs[node];
-        let (least, most) = self.useful_ends(set | 1 << node);
-        let mut cells = vec![Cell { cost: NEVER, from_node: 0, from_layer: 0 }; self.layers + 1];
-        let mut any = false;
-        for first in 0..self.layers {
-            let Some((before, from_node)) = self.arrive(front, set, node, first) else { continue };
-            if bound.is_some_and(|bound| before >= bound) {
-                continue;
-            }
-            let from_layer = u16::try_from(first).expect("at most LAYERS_MAX layers");
-            let ends = (first + 1).max(least)..costs.end_max(first).min(most + 1);
-            for (end, cell) in cells.iter_mut().enumerate().take(ends.end).skip(ends.start) {
-                let ps = costs.cost_ps(first, end);
-                let cost = add(before, self.order(ps, costs.moved_bytes(first, end)));
-                if cost < cell.cost && ps != u64::MAX {
-                    *cell = Cell { cost, from_node, from_layer };
-                    any = true;
-                }
-            }
-        }
-        any.then_some(cells)
-    }
-
-    /// The ends from which the rest can still be covered: the other nodes must have room for it, and, where the number of
-    /// stages is given, each of those to come needs a layer.
-    fn useful_ends(&self, set: u32) -> (usize, usize) {
-        let room = self.room_beside(set);
-        let to_come = self.stages.map(|stages| stages.saturating_sub(set.count_ones() as usize));
-        match to_come {
-            Some(0) => (self.layers, self.layers),
-            to_come => (self.layers.saturating_sub(room), self.layers - to_come.unwrap_or(0).min(self.layers)),
+    /// The greatest pace with which a chain could be better than `best`, if none costs less than `known`, pace not
+    /// counted; `None` if no chain could.
+    fn next_limit(&self, best: Cost, known: Cost, grain: u64) -> Option<u64> {
+        let ((best_moved, best_ps), (known_moved, known_ps)) = if self.moves_first { (best, known) } else { ((0, best.0), (0, known.0)) };
+        match known_moved.cmp(&best_moved) {
+            std::cmp::Ordering::Less => Some(u64::MAX),
+            std::cmp::Ordering::Equal => (best_ps.checked_sub(known_ps)?.checked_sub(1)? / PACES).checked_sub(grain - 1),
+            std::cmp::Ordering::Greater => None,
         }
     }
 
-    /// Layers that the nodes outside a set can hold at most.
-    fn room_beside(&self, set: u32) -> usize {
-        let longest = |node: usize| self.costs[node].longest();
-        (0..self.costs.len()).filter(|&node| set & 1 << node == 0).map(longest).sum()
+    /// A whole cost without the pace that it has at least.
+    fn less_pace(&self, cost: Cost, floor: u64) -> Cost {
+        let (moved, ps) = if self.moves_first { cost } else { (cost.1, cost.0) };
+        self.order(ps.saturating_sub(PACES.saturating_mul(floor)), moved)
     }
 
-    /// The cheapest way to have `first` layers covered and the hidden state at `node`.
-    fn arrive(&self, front: &Front, set: u32, node: usize, first: usize) -> Option<(Cost, u8)> {
-        if set == 0 {
-            return (first == 0).then_some(((0, 0), u8::MAX));
-        }
-        let ways = front.iter().filter_map(|(&last, cells)| match (cells[first].cost, (self.hop)(last, node)) {
-            (NEVER, _) | (_, Link::None) => None,
-            (cost, Link::Ps(ps)) => Some((add(cost, self.order(ps, 0)), u8::try_from(last).expect("at most 32 nodes"))),
-        });
-        ways.min_by_key(|&(cost, last)| (cost, Reverse(last)))
+    /// The time of the slowest stage.
+    fn pace(&self, parts: &[Part]) -> u64 {
+        parts.iter().map(|part| self.costs[part.node].decode_ps(part.first.into(), part.end.into())).max().unwrap_or(0)
     }
 
-    fn order(&self, ps: u64, moved: u64) -> Cost {
-        if self.moves_first { (moved, ps) } else { (ps, moved) }
-    }
-
-    /// Whole chains of a set.
-    fn finished<'f>(&self, set: u32, front: &'f Front) -> impl Iterator<Item = Finished> + use<'f> {
-        let layers = self.layers;
-        front.iter().map(move |(&last, cells)| (cells[layers].cost, set, Reverse(last))).filter(|found| found.0 != NEVER)
-    }
-
-    /// Keeps the most promising sets: those whose cost so far, and the rest at the price of the cheapest node, is least.
-    fn thin(&self, sets: &mut BTreeMap<u32, Front>, guard: &[u32]) {
-        if sets.len() <= BEAM {
-            return;
-        }
-        let cheapest = |first: usize| self.costs.iter().map(|costs| costs.decode_ps(first, self.layers)).min().unwrap_or(0);
-        let rest: Vec<u64> = (0..=self.layers).map(cheapest).collect();
-        let promise = |(&set, front): (&u32, &Front)| {
-            // The rest must have room somewhere: else a set of fast, small nodes looks best until the end.
-            let room = self.room_beside(set);
-            let cells = front.values().flat_map(|cells| cells.iter().enumerate());
-            let hopeful = cells.filter(|(layer, cell)| cell.cost != NEVER && self.layers - layer <= room);
-            hopeful.map(|(layer, cell)| add(cell.cost, self.order(rest[layer], 0))).min().unwrap_or(NEVER)
+    /// No chain has a lower pace than this: below it all nodes together have no room for the layers.
+    fn least_pace(&self) -> u64 {
+        let (mut low, mut high) = (0, self.costs.iter().map(|costs| costs.decode_ps(0, self.layers)).max().unwrap_or(0));
+        let longest = |costs: &Costs, limit: u64| {
+            (0..).zip(costs.ends_within(limit)).map(|(first, end): (usize, usize)| end.saturating_sub(first + 1)).max().unwrap_or(0)
         };
-        let mut ranked: Vec<(Cost, u32)> = sets.iter().map(|entry| (promise(entry), *entry.0)).collect();
-        ranked.sort_unstable();
-        let keep: Vec<u32> = ranked.into_iter().take(BEAM).map(|(_, set)| set).chain(guard.iter().copied()).collect();
-        sets.retain(|set, _| keep.contains(set));
+        for _ in 0..16 {
+            let middle = low + (high - low) / 2;
+            let room: usize = self.costs.iter().map(|costs| longest(costs, middle)).sum();
+            if room < self.layers { low = middle } else { high = middle }
+        }
+        low
     }
 
-    /// Sets of a chain that takes the node which reaches furthest, again and again.
-    fn greedy_sets(&self) -> Vec<u32> {
-        let (mut set, mut covered, mut last, mut sets) = (0_u32, 0, None, Vec::new());
-        while covered < self.layers {
-            let joined = |node: &usize| last.is_none_or(|last| matches!((self.hop)(last, *node), Link::Ps(_)));
-            let candidates = (0..self.costs.len()).filter(|&node| self.may_add(set, node)).filter(joined);
-            let furthest = candidates.max_by_key(|&node| (self.costs[node].end_max(covered), Reverse(node)));
-            match furthest.map(|node| (node, self.costs[node].end_max(covered))) {
-                Some((node, end)) if end > covered + 1 => (set, covered, last) = (set | 1 << node, end - 1, Some(node)),
-                _ => break,
-            }
-            sets.push(set);
-        }
-        sets
-    }
-
-    /// The chain that led to a cell.
-    fn walk_back(&self, generations: &[BTreeMap<u32, Front>], set: u32, last: usize) -> Vec<Part> {
-        let (mut set, mut node, mut end) = (set, last, self.layers);
-        let mut parts = Vec::new();
-        for size in (1..=set.count_ones() as usize).rev() {
-            let cell = generations[size][&set][&node][end];
-            parts.push(Part { node, first: cell.from_layer, end: u16::try_from(end).expect("at most LAYERS_MAX layers") });
-            (set, node, end) = (set & !(1 << node), cell.from_node.into(), cell.from_layer.into());
-        }
-        parts.reverse();
-        parts
+    /// Time and bytes to load in the order in which they matter.
+    pub fn order(&self, ps: u64, moved: u64) -> Cost {
+        if self.moves_first { (moved, ps) } else { (ps, moved) }
     }
 }
 
-fn add(a: Cost, b: Cost) -> Cost {
+/// By layer: the least time of it and all that follow, on whichever node.
+pub(super) fn rest_ps(costs: &[Costs], layers: usize) -> Vec<u64> {
+    (0..=layers).map(|first| costs.iter().map(|costs| costs.decode_ps(first, layers)).min().unwrap_or(0)).collect()
+}
+
+pub(super) fn add(a: Cost, b: Cost) -> Cost {
     (a.0.saturating_add(b.0), a.1.saturating_add(b.1))
 }

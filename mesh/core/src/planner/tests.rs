@@ -255,37 +255,46 @@ proptest! {
     }
 }
 
-/// Cost in picoseconds of the cheapest chain, by recursion over every node and every cut.
+/// Cost in picoseconds of the cheapest chain, pace counted, by recursion over every node and every cut.
 fn cheapest_by_trying(desk: &Desk<'_>, context: u32, split: Option<u16>) -> Option<u64> {
-    fn rest(desk: &Desk<'_>, costs: &[Costs], used: &mut Vec<usize>, covered: usize, split: Option<u16>) -> Option<u64> {
-        if covered == desk.sizes.layers {
-            return split.is_none_or(|split| usize::from(split) == used.len()).then_some(0);
-        }
-        let mut best = None;
-        for node in 0..costs.len() {
-            if used.contains(&node) {
-                continue;
-            }
-            let hop = used.last().map_or(Some(0), |&last| desk.hops.ps(desk.input.sheet, desk.nodes[last].node, desk.nodes[node].node));
-            for end in covered + 1..=desk.sizes.layers {
-                let (Some(hop), cost) = (hop, costs[node].cost_ps(covered, end)) else { continue };
-                if cost == u64::MAX {
-                    continue;
-                }
-                used.push(node);
-                let total = rest(desk, costs, used, end, split).map(|rest| rest + hop + cost);
-                used.pop();
-                best = [best, total].into_iter().flatten().min();
-            }
-        }
-        best
+    struct Trial<'a> {
+        desk: &'a Desk<'a>,
+        costs: Vec<Costs>,
+        split: Option<u16>,
+        used: Vec<usize>,
+        best: Option<u64>,
     }
-    let costs: Vec<Costs> = desk.nodes.iter().take(4).map(|node| Costs::of(desk, node, context)).collect();
+    impl Trial<'_> {
+        fn go(&mut self, covered: usize, sum: u64, pace: u64) {
+            if covered == self.desk.sizes.layers {
+                if self.split.is_none_or(|split| usize::from(split) == self.used.len()) {
+                    self.best = self.best.into_iter().chain([sum + search::PACES * pace]).min();
+                }
+                return;
+            }
+            for node in (0..self.costs.len()).filter(|node| !self.used.contains(node)).collect::<Vec<_>>() {
+                let id = |node: usize| self.desk.nodes[node].node;
+                let hop = self.used.last().map_or(Some(0), |&last| self.desk.hops.ps(self.desk.input.sheet, id(last), id(node)));
+                let Some(hop) = hop else { continue };
+                for end in covered + 1..=self.desk.sizes.layers {
+                    let (cost, time) = (self.costs[node].cost_ps(covered, end), self.costs[node].decode_ps(covered, end));
+                    if cost != u64::MAX {
+                        self.used.push(node);
+                        self.go(end, sum + hop + cost, pace.max(time));
+                        self.used.pop();
+                    }
+                }
+            }
+        }
+    }
     if desk.nodes.len() > 4 || desk.sizes.layers > 9 {
         // Trying everything takes too long there: trust the search.
         return desk.best_chain(&Attempt { nodes: &desk.nodes, context, split }).map(|best| best.0.0);
     }
-    rest(desk, &costs, &mut Vec::new(), 0, split)
+    let costs = desk.nodes.iter().map(|node| Costs::of(desk, node, context)).collect();
+    let mut trial = Trial { desk, costs, split, used: Vec::new(), best: None };
+    trial.go(0, 0, 0);
+    trial.best
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::ids::NodeId;
 use crate::model::{Layers, ModelSheet};
 
+use super::costs;
 use super::memory::{lends_at_least, net_budget};
 use super::{BASE_BYTES, Chosen, Desk, HEADROOM_PERCENT, PlanInput, PlanNode};
 
@@ -81,8 +82,39 @@ pub(super) fn reasons(desk: &Desk<'_>, chosen: &Chosen, parts: &[(&PlanNode, Lay
     }
     if input.keep.is_some() {
         reasons.push(kept(desk, parts));
+    } else if parts.len() > 1 {
+        reasons.push(pace(desk, chosen, parts));
+    }
+    if parts.len() > 1 && costs::any_levelled(desk, parts) {
+        reasons.push("speeds within a fifth of each other count as equal: measurements differ by that much".into());
     }
     reasons
+}
+
+/// How the layers were shared out: which stage the others wait for, and whose memory is in the way of less.
+fn pace(desk: &Desk<'_>, chosen: &Chosen, parts: &[(&PlanNode, Layers)]) -> String {
+    let times: Vec<u64> = parts.iter().map(|(node, layers)| costs::token_ps(desk, node, *layers)).collect();
+    let (all, slowest) = (times.iter().map(|&ps| u128::from(ps)).sum::<u128>().max(1), times.iter().copied().max().unwrap_or(0));
+    let at = times.iter().position(|&ps| ps == slowest).unwrap_or(0);
+    let percent = (u128::from(slowest) * 100 + all / 2) / all;
+    let full: Vec<&str> = (0..parts.len())
+        .filter(|&index| index != at && !has_room(desk, chosen, parts, index))
+        .map(|index| parts[index].0.name.as_str())
+        .collect();
+    let brim = match full.as_slice() {
+        [] => String::new(),
+        [one] => format!("; {one} has no room for more"),
+        many => format!("; {} have no room for more", many.join(", ")),
+    };
+    format!("prompts and further streams wait for the slowest stage: {}, with {percent} % of the time of a token{brim}", parts[at].0.name)
+}
+
+/// Whether a stage's node could hold one layer more, at either side.
+fn has_room(desk: &Desk<'_>, chosen: &Chosen, parts: &[(&PlanNode, Layers)], index: usize) -> bool {
+    let (node, layers) = parts[index];
+    let (first, end) = (usize::from(layers.first), usize::from(layers.end));
+    let holds = |first: usize, end: usize| desk.sizes.net_bytes(first, end, chosen.context) <= net_budget(node);
+    (first > 0 && holds(first - 1, end)) || (end < desk.sizes.layers && holds(first, end + 1))
 }
 
 /// How much of a repair stays where it is.
