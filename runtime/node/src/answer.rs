@@ -34,10 +34,30 @@ pub enum Prompt {
 }
 
 impl Prompt {
+    /// Bytes of text that are to be encoded: a lower bound, without the template's own. Ids count for nothing.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Chat { messages, tools, .. } => text_bytes(messages) + tools.as_ref().map_or(0, text_bytes),
+            Self::Ids(_) => 0,
+        }
+    }
+
     /// One user message.
     #[must_use]
     pub fn user(text: &str) -> Self {
         Self::Chat { messages: serde_json::json!([{ "role": "user", "content": text }]), tools: None, extra: serde_json::Map::new() }
+    }
+}
+
+/// Bytes of all texts in a JSON value.
+fn text_bytes(value: &serde_json::Value) -> usize {
+    match value {
+        serde_json::Value::String(text) => text.len(),
+        serde_json::Value::Array(items) => items.iter().map(text_bytes).sum(),
+        serde_json::Value::Object(fields) => fields.values().map(text_bytes).sum(),
+        _ => 0,
     }
 }
 

@@ -17,7 +17,7 @@ use mesh_core::model::HeldModel;
 use mesh_core::ports::{ModelError, Models};
 use mesh_core::records::{DeploymentRecord, DeploymentStatus, Wish};
 use mesh_models::library::Library;
-use mesh_models::text::{ChatRequest, Start, TextError};
+use mesh_models::text::{ChatRequest, Start, TextError, TextModel};
 
 use crate::answer::{Answer, GenerateOptions, Prompt};
 use crate::settings::{Settings, SettingsError};
@@ -26,6 +26,16 @@ use crate::thread::{self, NodeThread};
 
 /// Streams of full context that a deployment reserves memory for, unless told otherwise.
 pub const STREAMS_DEFAULT: u16 = 4;
+
+/// No vocabulary spends fewer tokens than one for so many bytes (the longest are runs of blanks): a text that is longer
+/// than the context even then is refused before it is encoded.
+const TOKEN_BYTES_MAX: usize = 256;
+
+/// Prompts up to this many bytes are encoded where they are: about a millisecond.
+const LONG_PROMPT_BYTES: usize = 8 << 10;
+
+/// Long prompts that are encoded at a time.
+const ENCODERS: usize = 2;
 
 /// How long a question waits for a deployment whose stages are connecting.
 const STARTING_WAIT: Duration = Duration::from_secs(3);
@@ -46,6 +56,7 @@ struct Inner {
     incarnation: u64,
     token: String,
     listen: Vec<String>,
+    encoders: Arc<tokio::sync::Semaphore>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -113,6 +124,16 @@ pub enum GenerateError {
         /// Tokens of the context.
         context: u32,
     },
+    /// The text alone is longer than any context of this length can hold.
+    #[error(
+        "the prompt of {bytes} bytes is far longer than the context of {context} tokens: shorten it, or deploy with a longer --context"
+    )]
+    TooLongText {
+        /// Bytes of text.
+        bytes: usize,
+        /// Tokens of the context.
+        context: u32,
+    },
     /// The template or tokenizer refused the prompt (F96).
     #[error(transparent)]
     Prompt(#[from] TextError),
@@ -167,7 +188,18 @@ impl Mesh {
 
     fn of(started: NodeThread) -> Self {
         let NodeThread { handle, library, me, incarnation, token, listen, thread } = started;
-        Self { inner: Arc::new(Inner { handle, library, me, incarnation, token, listen, thread: Mutex::new(Some(thread)) }) }
+        Self {
+            inner: Arc::new(Inner {
+                handle,
+                library,
+                me,
+                incarnation,
+                token,
+                listen,
+                encoders: Arc::new(tokio::sync::Semaphore::new(ENCODERS)),
+                thread: Mutex::new(Some(thread)),
+            }),
+        }
     }
 
     /// The wish "as the planner thinks best".
@@ -229,6 +261,8 @@ impl Mesh {
     /// The model cannot be read, the wish makes no sense, or the node has stopped.
     pub async fn deploy(&self, model: &str, wish: Wish) -> Result<(DeploymentId, String), DeployError> {
         let sheet = self.inner.library.sheet(model)?;
+        // A model that cannot be asked is refused here, not at the first question.
+        self.inner.library.text(model)?;
         let name = sheet.name.clone();
         let id = self.inner.handle.deploy(sheet, wish).await.map_err(|_| DeployError::Gone)?.map_err(DeployError::Refused)?;
         Ok((id, name))
@@ -278,19 +312,32 @@ impl Mesh {
         };
         let text = self.inner.library.text_of(record.sheet.digest).map_err(GenerateError::Text)?;
         let start = if matches!(prompt, Prompt::Chat { .. }) { Start::Fresh } else { Start::Continuing };
-        let ids = match prompt {
-            Prompt::Text(prompt) => text.encode(&prompt, true)?,
-            Prompt::Chat { messages, tools, extra } => {
-                let prompt = text.render_chat(&ChatRequest { messages, tools, add_generation_prompt: true, extra })?;
-                text.encode(&prompt, false)?
-            }
-            Prompt::Ids(ids) => ids,
-        };
+        if prompt.bytes() / TOKEN_BYTES_MAX >= plan.context() as usize {
+            return Err(GenerateError::TooLongText { bytes: prompt.bytes(), context: plan.context() });
+        }
+        let ids = self.ids_of(&text, prompt).await?;
         let request = self.request(&record, plan.context(), ids, &options, text.end_ids())?;
         let (prompt_tokens, seed) = (u32::try_from(request.prompt.len()).unwrap_or(u32::MAX), request.sampling.seed);
         let generation = self.inner.handle.generate(record.id, request).await??;
         let pipeline = text.pipeline_from(start, options.stop);
         Ok(Answer::new(generation, text, pipeline, prompt_tokens, seed, asked_at))
+    }
+
+    /// A prompt's ids. Long prompts take time to render and encode: that happens on a thread of its own, two at a time, so
+    /// that nobody else waits, and is not begun for a client that went away while it queued.
+    async fn ids_of(&self, text: &Arc<TextModel>, prompt: Prompt) -> Result<Vec<u32>, GenerateError> {
+        if prompt.bytes() <= LONG_PROMPT_BYTES {
+            return Ok(encode(text, prompt)?);
+        }
+        let permit = Arc::clone(&self.inner.encoders).acquire_owned().await.map_err(|_| GenerateError::Gone)?;
+        let (done, ids) = tokio::sync::oneshot::channel();
+        let text = Arc::clone(text);
+        let thread = std::thread::Builder::new().name("mesh-encode".to_owned()).spawn(move || {
+            let _ = done.send(encode(&text, prompt));
+            drop(permit);
+        });
+        thread.map_err(|_| GenerateError::Busy)?;
+        Ok(ids.await.map_err(|_| GenerateError::Gone)??)
     }
 
     /// The record of a ready deployment. One whose stages are connecting is waited for a moment: its first token is on its
@@ -362,6 +409,18 @@ impl Mesh {
         if joined.is_ok() {
             let _ = ended.await;
         }
+    }
+}
+
+/// Renders and encodes.
+fn encode(text: &TextModel, prompt: Prompt) -> Result<Vec<u32>, TextError> {
+    match prompt {
+        Prompt::Text(prompt) => text.encode(&prompt, true),
+        Prompt::Chat { messages, tools, extra } => {
+            let prompt = text.render_chat(&ChatRequest { messages, tools, add_generation_prompt: true, extra })?;
+            text.encode(&prompt, false)
+        }
+        Prompt::Ids(ids) => Ok(ids),
     }
 }
 

@@ -81,7 +81,9 @@ impl Nodes {
             children: Vec::new(),
         };
         for index in 0..start.count {
-            let child = nodes.spawn(index)?;
+            // Every other running node's address: whichever is gone, the rest can be found.
+            let addresses = (0..index).flat_map(|other| nodes.addresses(other)).collect();
+            let child = nodes.spawn(index, addresses)?;
             nodes.children.push(child);
             if index == 0 {
                 nodes.client(0)?; // the others need its address
@@ -91,14 +93,15 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// Starts the node with this index again on its old state directory, after it was killed.
+    /// Starts the node with this index again on its old state directory, after it was killed. It is told no address: it
+    /// must find the others where it last met them.
     ///
     /// # Errors
     /// It could not be started, or does not come up.
     pub fn restart(&mut self, index: u16) -> anyhow::Result<Client> {
         let _ = self.children[usize::from(index)].wait();
         StateDir::peek(&self.state_dir(index)).remove_api();
-        self.children[usize::from(index)] = self.spawn(index)?;
+        self.children[usize::from(index)] = self.spawn(index, Vec::new())?;
         self.client(index)
     }
 
@@ -114,10 +117,7 @@ impl Nodes {
         Ok(())
     }
 
-    fn spawn(&self, index: u16) -> anyhow::Result<Child> {
-        // Every other running node's address: whichever is gone, the rest can be found.
-        let others = (0..u16::try_from(self.children.len())?).filter(|other| *other != index);
-        let addresses = others.flat_map(|other| self.addresses(other)).collect();
+    fn spawn(&self, index: u16, addresses: Vec<String>) -> anyhow::Result<Child> {
         let token = Token { mesh: "demo".to_owned(), secret: self.secret, addresses }.to_string();
         let mut command = Command::new(&self.program);
         command

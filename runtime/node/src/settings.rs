@@ -257,7 +257,17 @@ pub fn state_dir_default() -> PathBuf {
     } else if let Some(home) = env("HOME") {
         return home.join(".local/state/mesh");
     }
-    std::env::temp_dir().join("mesh-state")
+    // A name of one's own: another user's directory is refused when it is opened (only its owner may set its mode).
+    std::env::temp_dir().join(format!("mesh-state-{}", user_id()))
+}
+
+/// The user's number, as the owner of this process's own entry under /proc; elsewhere the user's name.
+fn user_id() -> String {
+    #[cfg(target_os = "linux")]
+    if let Ok(own) = std::fs::metadata("/proc/self") {
+        return std::os::unix::fs::MetadataExt::uid(&own).to_string();
+    }
+    std::env::var("USER").unwrap_or_else(|_| "user".to_owned())
 }
 
 /// The host's name, or `node`.

@@ -6,6 +6,7 @@
 //! mesh.json       name and secret of the mesh, mode 0600
 //! incarnation     counts starts; raised on disk before joining (R15)
 //! records/*.rec   newest version of each deployment record, one file each
+//! records/*.node  what other nodes last said about themselves: where to look for them after a restart
 //! api.json        where the running node serves HTTP, for the other commands; removed at a clean stop
 //! ```
 //! Every file is written whole beside its place and renamed over it, so a full disk or a power cut leaves the old one.
@@ -14,9 +15,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use mesh_core::ids::DeploymentId;
 use mesh_core::ports::Store;
-use mesh_core::records::Record;
+use mesh_core::records::{Record, RecordKey};
 use mesh_core::wire;
 use serde::{Deserialize, Serialize};
 
@@ -181,7 +181,7 @@ impl StateDir {
     }
 
     fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), StateError> {
-        write_whole(path, bytes).map_err(|error| StateError::Unusable { path: path.to_owned(), error })
+        write_whole(path, bytes, true).map_err(|error| StateError::Unusable { path: path.to_owned(), error })
     }
 
     /// The records on disk, as the port that the actors use.
@@ -191,7 +191,7 @@ impl StateDir {
     }
 }
 
-/// One file for each deployment record. Node records are not kept: nodes speak for themselves.
+/// One file for each deployment record, and one for each node that was met.
 #[derive(Clone, Debug)]
 pub struct RecordFiles {
     dir: PathBuf,
@@ -201,8 +201,11 @@ pub struct RecordFiles {
 const RECORD_MAGIC: &[u8; 8] = b"meshrec1";
 
 impl RecordFiles {
-    fn path_of(&self, id: DeploymentId) -> PathBuf {
-        self.dir.join(format!("{id}.rec"))
+    fn path_of(&self, key: RecordKey) -> PathBuf {
+        self.dir.join(match key {
+            RecordKey::Deployment(id) => format!("{id}.rec"),
+            RecordKey::Node(id) => format!("{id}.node"),
+        })
     }
 
     fn read(path: &Path) -> Result<Record, String> {
@@ -226,7 +229,7 @@ impl Store for RecordFiles {
         paths.sort();
         paths
             .iter()
-            .filter(|path| path.extension().is_some_and(|extension| extension == "rec"))
+            .filter(|path| path.extension().is_some_and(|extension| extension == "rec" || extension == "node"))
             .filter_map(|path| match Self::read(path) {
                 Ok(record) => Some(record),
                 Err(why) => {
@@ -238,16 +241,17 @@ impl Store for RecordFiles {
     }
 
     fn save(&self, record: &Record) -> Result<(), String> {
-        let Record::Deployment(deployment) = record else { return Ok(()) };
         let body = wire::encode(record).map_err(|error| error.to_string())?;
         let bytes = [RECORD_MAGIC.as_slice(), blake3::hash(&body).as_bytes(), &body].concat();
-        let path = self.path_of(deployment.id);
-        write_whole(&path, &bytes).map_err(|error| format!("{}: {error}", path.display()))
+        let path = self.path_of(record.key());
+        // Where a node was last is a help, not a promise: it need not survive a power cut, and is not worth a flush.
+        let flush = matches!(record, Record::Deployment(_));
+        write_whole(&path, &bytes, flush).map_err(|error| format!("{}: {error}", path.display()))
     }
 }
 
-/// Writes beside, flushes to the disk, renames over, flushes the directory: all of the old or all of the new.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes beside, flushes to the disk if asked, renames over: all of the old or all of the new.
+fn write_whole(path: &Path, bytes: &[u8], flush: bool) -> io::Result<()> {
     let beside = path.with_extension("new");
     let written = (|| {
         let mut options = OpenOptions::new();
@@ -256,9 +260,11 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let mut file = options.open(&beside)?;
         file.write_all(bytes)?;
-        file.sync_all()?;
+        if flush {
+            file.sync_all()?;
+        }
         fs::rename(&beside, path)?;
-        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+        if flush { File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all() } else { Ok(()) }
     })();
     if written.is_err() {
         let _ = fs::remove_file(&beside);
@@ -284,7 +290,7 @@ fn restrict(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mesh_core::ids::{Digest, NodeId};
+    use mesh_core::ids::{DeploymentId, Digest, NodeId};
     use mesh_core::model::ModelSheet;
     use mesh_core::records::{DeploymentRecord, DeploymentStatus, PlanId, Wish};
 
@@ -334,7 +340,7 @@ mod tests {
         store.save(&record(1)).expect("saved");
         store.save(&record(2)).expect("saved");
         assert_eq!(store.load().len(), 2);
-        let path = store.path_of(DeploymentId(1));
+        let path = store.path_of(RecordKey::Deployment(DeploymentId(1)));
         let mut bytes = fs::read(&path).expect("there");
         *bytes.last_mut().expect("not empty") ^= 1;
         fs::write(&path, &bytes).expect("written");

@@ -84,7 +84,8 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
     let net = Net::start(
         net_config,
         move |event| {
-            if events.try_send(event).is_err() {
+            // A node actor that has stopped needs none.
+            if let Err(mpsc::error::TrySendError::Full(_)) = events.try_send(event) {
                 tracing::warn!("the node has {EVENTS_MAX} events waiting; one was dropped");
             }
         },

@@ -110,6 +110,10 @@ fn bad_requests(address: &str) {
         assert!(answer["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{answer}");
         assert_eq!(answer["error"]["code"].as_str(), code, "{answer}");
     }
+    // A text that no context can hold is refused before it is encoded; one that might is encoded beside the others.
+    let endless = json!({ "model": "builtin:story", "messages": [{ "role": "user", "content": "a b".repeat(2_600_000) }] });
+    let (got, answer) = post(address, chat, &endless.to_string());
+    assert_eq!((got, answer["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{answer}");
     // Fifty kilobytes and five megabytes of unknown field are fine; beyond the limit is a 413 before it is read (F120).
     for (bytes, status) in [(50 << 10, 200), (5 << 20, 200)] {
         let mut body = robot();

@@ -104,7 +104,7 @@ impl From<GenerateError> for ApiError {
         let message = error.to_string();
         match error {
             GenerateError::UnknownModel { .. } => Self::refused(StatusCode::NOT_FOUND, "model_not_found", message),
-            GenerateError::TooLong { .. } => {
+            GenerateError::TooLong { .. } | GenerateError::TooLongText { .. } => {
                 Self { param: Some("messages".to_owned()), ..Self::refused(StatusCode::BAD_REQUEST, "context_length_exceeded", message) }
             }
             GenerateError::Prompt(error) if error.is_clients() => Self::invalid("messages", message),

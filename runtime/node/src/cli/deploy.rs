@@ -64,7 +64,16 @@ impl Deploy {
         let (id, name) = (text(&answer["id"]), text(&answer["model"]));
         if self.wait {
             let bar = Bar::new(!self.json);
-            client.wait_ready(&id, Duration::from_secs(self.timeout_s), |seen| bar.show(seen))?;
+            let mut told = String::new();
+            client.wait_ready(&id, Duration::from_secs(self.timeout_s), |seen| {
+                bar.show(seen);
+                // Said once, also where no bar can be seen: waiting may be for a person to act.
+                let why = text(&state_of(&seen["record"]["status"]).1["why"]);
+                if !why.is_empty() && why != told {
+                    bar.say(&format!("waiting: {why}"));
+                    told = why;
+                }
+            })?;
         }
         let seen = client.deployment(&id)?;
         if self.json {
@@ -102,6 +111,11 @@ impl Bar {
             ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes}").unwrap_or_else(|_| ProgressStyle::default_bar()),
         );
         Self(bar)
+    }
+
+    /// A line above the bar, on standard error.
+    fn say(&self, line: &str) {
+        self.0.suspend(|| eprintln!("{line}"));
     }
 
     /// Shows a deployment as the status has it.

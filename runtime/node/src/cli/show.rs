@@ -135,6 +135,10 @@ impl Token {
     /// # Errors
     /// There is no mesh on the state directory.
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        anyhow::ensure!(
+            self.target.api.is_none(),
+            "a secret is never sent over HTTP: run `mesh token` on the node's own machine, with its --state-dir and without --api or MESH_API"
+        );
         let dir = self.target.state_dir();
         let mut identity = StateDir::peek(&dir).identity()?;
         if identity.is_none() && self.new {
