@@ -233,13 +233,10 @@ impl ShardWorker {
 
     fn adopt(&mut self, plan: Plan) {
         let Some((index, stage)) = plan.stage_of(self.setup.me) else { return };
-        if self.place.as_ref().is_some_and(|place| place.plan == plan) {
+        // Another plan may have been ordered since, while this order waited for a load: the view is about that one now.
+        if !self.shared.wants(plan.hash()) || self.place.as_ref().is_some_and(|place| place.plan == plan) {
             return;
         }
-        self.view.send_modify(|view| {
-            view.plan = Some((plan.hash(), stage.layers));
-            view.state = ShardState::Loaded;
-        });
         let held = self.engine.as_ref().map(|engine| engine.layers());
         let shape = shape_for(self.setup.sheet.hidden_width);
         let (Some(shape), true) = (shape, held == Some(stage.layers)) else {
@@ -247,7 +244,11 @@ impl ShardWorker {
                 _ if shape.is_none() => format!("{} values a position do not fit a lane's slot", self.setup.sheet.hidden_width),
                 held => format!("it shall run layers {:?} but holds {held:?}: they must be loaded first", stage.layers),
             };
-            return self.say(&plan, ShardState::Failed { why, retry: true });
+            let load_said_why = matches!(self.view.borrow().state, ShardState::Failed { .. });
+            if !load_said_why {
+                self.say(&plan, ShardState::Failed { why, retry: true });
+            }
+            return;
         };
         let index = u16::try_from(index).expect("a plan has fewer stages than layers");
         let place = Place {

@@ -419,6 +419,30 @@ fn a_load_that_nobody_wants_gives_up() {
 }
 
 #[test]
+fn a_superseded_order_to_adopt_does_not_hide_what_becomes_of_the_newer_plan() {
+    run(async {
+        let shape = shape(2);
+        let sheet = shape.sheet.clone();
+        let gate = Arc::new(Gate::default());
+        let held = gate.clone();
+        let cluster = Cluster::new(shape, move |_| {
+            let held = held.clone();
+            ToyModels::new(vec![sheet.clone()]).with_load_hook(Arc::new(move |_| held.pass()))
+        });
+        gate.shut(true);
+        let (old, new) = (cluster.plan(&[]), cluster.plan(&[3]));
+        let options =
+            mesh_core::ports::EngineOptions { threads: 1, numerics: old.numerics(), context: old.context(), kv_bytes_max: 1 << 20 };
+        let shard = cluster.shard(0);
+        shard.load(&old, options).and_then(|()| shard.adopt(&old)).expect("there is room");
+        shard.load(&new, options).and_then(|()| cluster.shard(1).load(&new, options)).expect("there is room");
+        gate.shut(false);
+        cluster.wait(&new, &ShardState::Loaded).await;
+        cluster.end().await;
+    });
+}
+
+#[test]
 fn news_end_streams_at_once() {
     run(async {
         let shape = shape(2);

@@ -164,6 +164,7 @@ impl Deployments {
         if self.desk(id).driving.driven.is_none() {
             return self.resume(now, record, effects);
         }
+        self.hear_myself(now, &record);
         match &record.status {
             DeploymentStatus::Planning => self.drive_planning(now, &record, effects),
             DeploymentStatus::Waiting { .. } => self.drive_waiting(now, &record, effects),
@@ -177,6 +178,17 @@ impl Deployments {
                 let plan = record.plan.clone().expect("the directory refuses a ready record without a plan");
                 self.drive_ready(now, &record, &plan, effects);
             }
+        }
+    }
+
+    /// A takeover with an intact plan asks nothing new of our own shard, so it says nothing; what it said before counts.
+    /// A failure does not: with each new try the shard starts again.
+    fn hear_myself(&mut self, now: Time, record: &DeploymentRecord) {
+        let desk = &self.desks[&record.id];
+        let heard = desk.driving.reports.contains_key(&self.me.node);
+        let said = desk.local.said_last().filter(|said| !heard && !matches!(said.state, ShardState::Failed { .. }));
+        if let Some(said) = said.cloned() {
+            self.on_report(now, said);
         }
     }
 

@@ -37,6 +37,9 @@ impl Local {
     pub fn deadlines(&self) -> [Option<Time>; 2] {
         [self.retire_at, self.again_at]
     }
+    pub fn said_last(&self) -> Option<&ShardReport> {
+        self.report.as_ref()
+    }
     pub fn shift(&mut self, ms: u64) {
         self.retire_at = self.retire_at.map(|at| at.plus_ms(ms));
         self.again_at = self.again_at.map(|at| at.plus_ms(ms));

@@ -140,6 +140,23 @@ fn a_takeover_of_an_intact_plan_keeps_its_hash_and_loads_nothing() {
 }
 
 #[test]
+fn a_takeover_while_stages_connect_counts_what_the_successors_own_shard_has_said() {
+    for seed in 0..8 {
+        let mut world = World::new(seed, 4);
+        world.run(1_000);
+        world.deploy(3, Some(2));
+        while (0..3).any(|node| world.record_count(node) == 0 || world.only_record(node).status != DeploymentStatus::Starting) {
+            world.run(5);
+            assert!(world.record_count(0) == 0 || world.only_record(0).status != DeploymentStatus::Ready, "seed {seed}: it was missed");
+        }
+        world.crash(3);
+        world.run(8_000);
+        let after = world.only_record(0);
+        assert!(after.version.coordinator != world.id(3) && after.status == DeploymentStatus::Ready, "seed {seed}: {:?}", after.status);
+    }
+}
+
+#[test]
 fn two_coordinators_of_a_partition_merge_into_one() {
     let mut world = World::new(5, 4);
     world.run(1_000);
