@@ -326,11 +326,12 @@ impl<'a> Desk<'a> {
         }
         let costs: Vec<Costs> = nodes.iter().map(|node| Costs::of(self, node, attempt.context)).collect();
         let kinds = self.hops.kinds(&self.nodes, nodes);
-        let hop = |from: usize, to: usize| self.hops.ps(self.input.sheet, nodes[from].node, nodes[to].node).map_or(Link::None, Link::Ps);
+        let hop = |from: &PlanNode, to: &PlanNode| self.hops.ps(self.input.sheet, from.node, to.node).map_or(Link::None, Link::Ps);
+        let hops: Vec<Vec<Link>> = nodes.iter().map(|from| nodes.iter().map(|to| hop(from, to)).collect()).collect();
         Some(put(&search::Question {
             costs: &costs,
             kinds: &kinds,
-            hop: &hop,
+            hops: &hops,
             layers: self.sizes.layers,
             stages: attempt.split.map(usize::from),
             moves_first: self.input.keep.is_some(),

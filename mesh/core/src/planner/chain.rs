@@ -3,8 +3,8 @@
 //!
 //! A cell says what it costs at least to cover layers `0..l` with exactly this set of nodes, this one last; extending
 //! it by a node and an end gives cells of sets one larger. All orders of a set share its cells, so up to
-//! [`EXACT_NODES`] nodes the answer is exact in `2^n · n · L² / 2` steps (17 million for 8 nodes and 128 layers, in the
-//! worst case that every node could hold every range). Of more nodes each generation keeps the [`BEAM`] most promising
+//! [`EXACT_NODES`] nodes the answer is exact in `2^n · n · L² / 4` steps, as long as those are not more than
+//! [`EXACT_STEPS`] (8 nodes and 60 layers, 6 nodes and 128). Of larger questions each generation keeps the [`BEAM`] most promising
 //! sets, always among them those of a greedy chain, so that what fits is found.
 
 use std::cmp::Reverse;
@@ -14,6 +14,8 @@ use super::search::{Cost, Link, NEVER, Part, Question, add};
 
 /// Up to so many nodes every order is tried.
 const EXACT_NODES: usize = 8;
+/// .. as long as that takes no more steps than this.
+const EXACT_STEPS: usize = 1_600_000;
 /// Sets of one size that are kept beyond (16 unlike nodes and 128 layers must plan in under 50 ms).
 const BEAM: usize = 8;
 
@@ -71,7 +73,7 @@ impl<'q> Run<'q> {
         for size in 1..=most {
             let found = best.filter(|_| self.question.stages.is_none()).map_or(NEVER, |best| best.0);
             let mut next = self.extend(&generations[size - 1], found.min(self.ceiling));
-            if self.costs().len() > EXACT_NODES {
+            if !self.exact() {
                 self.thin(&mut next, &guard);
             }
             if self.question.stages.is_none_or(|stages| stages == size) {
@@ -81,6 +83,12 @@ impl<'q> Run<'q> {
         }
         let (cost, set, Reverse(last)) = best?;
         Some((cost, self.walk_back(&generations, set, last)))
+    }
+
+    /// Whether there is time for all orders.
+    fn exact(&self) -> bool {
+        let nodes = self.costs().len();
+        nodes <= EXACT_NODES && (nodes << nodes) * self.layers() * self.layers() / 4 <= EXACT_STEPS
     }
 
     /// Every set of one more node. What already costs as much as a whole chain is not followed.
@@ -150,7 +158,7 @@ impl<'q> Run<'q> {
         if set == 0 {
             return (first == 0).then_some(((0, 0), u8::MAX));
         }
-        let ways = front.iter().filter_map(|(&last, cells)| match (cells[first].cost, (self.question.hop)(last, node)) {
+        let ways = front.iter().filter_map(|(&last, cells)| match (cells[first].cost, self.question.hops[last][node]) {
             (NEVER, _) | (_, Link::None) => None,
             (cost, Link::Ps(ps)) => Some((add(cost, self.question.order(ps, 0)), u8::try_from(last).expect("at most 32 nodes"))),
         });
@@ -186,7 +194,7 @@ impl<'q> Run<'q> {
     fn greedy(&self) -> (Vec<u32>, usize) {
         let (mut set, mut covered, mut last, mut sets) = (0_u32, 0, None, Vec::new());
         while covered < self.layers() {
-            let joined = |node: &usize| last.is_none_or(|last| matches!((self.question.hop)(last, *node), Link::Ps(_)));
+            let joined = |node: &usize| last.is_none_or(|last: usize| matches!(self.question.hops[last][*node], Link::Ps(_)));
             let candidates = (0..self.costs().len()).filter(|&node| self.may_add(set, node)).filter(joined);
             let furthest = candidates.max_by_key(|&node| (self.ends[node][covered], Reverse(node)));
             match furthest.map(|node| (node, self.ends[node][covered])) {

@@ -15,9 +15,7 @@ use super::costs::Costs;
 /// times as fast, where heaping is right (guess).
 pub(super) const PACES: u64 = 2;
 /// Ranges looked at in all runs together, about (in release some 3 ns each).
-const STEPS: u64 = 6_000_000;
-/// Runs that are made at least, however long one takes.
-const RUNS_MIN: u64 = 4;
+const STEPS: u64 = 3_000_000;
 
 /// What a chain costs: what matters first, then what breaks ties.
 pub(super) type Cost = (u64, u64);
@@ -46,8 +44,8 @@ pub(super) struct Question<'a> {
     pub costs: &'a [Costs],
     /// By node: equal numbers for nodes that cannot be told apart.
     pub kinds: &'a [usize],
-    /// The hop from one node to another.
-    pub hop: &'a dyn Fn(usize, usize) -> Link,
+    /// The hop from one node to another, by both: `hops[from][to]`.
+    pub hops: &'a [Vec<Link>],
     /// Layers to cover.
     pub layers: usize,
     /// Exactly so many stages, or as many as it takes.
@@ -61,8 +59,9 @@ pub(super) struct Question<'a> {
 impl Question<'_> {
     /// Whether there is any chain.
     pub fn has_chain(&self) -> bool {
-        let mut run = Run::new(self, u64::MAX, NEVER);
-        (self.stages.is_none() && run.greedy_fits()) || run.cheapest().is_some()
+        let mut whole = Run::new(self, u64::MAX, NEVER);
+        let greedy = self.stages.is_none() && whole.greedy_fits();
+        greedy || Run::new(self, self.guess(), NEVER).cheapest().is_some() || whole.cheapest().is_some()
     }
 
     /// The cheapest chain and its cost, pace counted.
@@ -71,7 +70,7 @@ impl Question<'_> {
         let mut best: Option<(Cost, Vec<Part>)> = None;
         let mut steps_left = STEPS;
         // A guess first, which is quick because its stages are short: what costs more is then not looked at.
-        let mut limit = floor.saturating_add(floor / 4);
+        let mut limit = self.guess();
         let mut known = self.order(self.rest_ps[0], 0);
         let mut guessed = false;
         loop {
@@ -89,6 +88,9 @@ impl Question<'_> {
                 None => {}
             }
             steps_left = steps_left.saturating_sub(run.steps);
+            if steps_left == 0 && best.is_some() {
+                break;
+            }
             let grain = if guessed { self.grain(limit, steps_left, run.steps) } else { 1 };
             limit = match &best {
                 None => u64::MAX,
@@ -102,9 +104,15 @@ impl Question<'_> {
         best
     }
 
+    /// A limit under which there probably is a chain, and a good one.
+    fn guess(&self) -> u64 {
+        let floor = self.least_pace();
+        floor.saturating_add(floor / 4)
+    }
+
     /// How much less the next limit is than it must be: 1 where all limits that matter can be tried.
     fn grain(&self, limit: u64, steps_left: u64, steps: u64) -> u64 {
-        let runs = (steps_left / steps.max(1)).max(RUNS_MIN);
+        let runs = (steps_left / steps.max(1)).max(1);
         let paces = self.costs.len() * self.layers * (self.layers + 1) / 2;
         if runs >= paces as u64 { 1 } else { (limit / (2 * runs)).max(1) }
     }
