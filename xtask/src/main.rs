@@ -63,7 +63,12 @@ fn lint() -> anyhow::Result<()> {
 
 fn test() -> anyhow::Result<()> {
     // One selection of packages everywhere: another one would build hundreds of crates again.
-    cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--examples"])
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["test", "--workspace", "--lib", "--bins", "--tests", "--examples"]);
+    if model::file().exists() {
+        command.env("MESH_TEST_SMOLLM2", model::file()); // the engine's own tests with the real model
+    }
+    run(&mut command)
 }
 
 /// The README's first command, and the story it must tell.

@@ -4,7 +4,7 @@
 //! Python or a registry gets a loud line, and the tests that need these say that they were skipped.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
@@ -29,9 +29,14 @@ pub fn fetch() -> anyhow::Result<()> {
     }
 }
 
+/// Where the model is, once fetched.
+pub fn file() -> PathBuf {
+    root().join("target/models").join(MODEL_FILE)
+}
+
 fn fetch_model() -> anyhow::Result<()> {
     let dir = root().join("target/models");
-    let file = dir.join(MODEL_FILE);
+    let file = file();
     if file.exists() {
         return Ok(());
     }
