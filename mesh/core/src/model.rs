@@ -54,7 +54,8 @@ pub struct LayerCost {
 pub struct ModelSheet {
     /// The name as users write it: `builtin:story`, or the directory's or file's name without `.gguf`.
     pub name: String,
-    /// blake3 over headers and sizes: two nodes with the same digest hold the same tensors' names, shapes and types.
+    /// blake3 over headers, sizes and a few bytes of each tensor: two nodes with the same digest hold the same weights, and not
+    /// a fine-tune of them. Tokenizer and template are not part of it.
     pub digest: Digest,
     /// `llama`, `qwen3`.
     pub architecture: String,
