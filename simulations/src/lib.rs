@@ -3,6 +3,9 @@
 //! The worlds come next. What stands here already is the rule they follow: a world is drawn whole from one seed, and
 //! each part draws from a stream of its own, so that a new draw here does not reshuffle there.
 
+pub mod report;
+pub mod timeline;
+
 /// A seed, and the streams of randomness that are drawn from it by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
