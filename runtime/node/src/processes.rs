@@ -93,6 +93,19 @@ impl Nodes {
         Ok(nodes)
     }
 
+    /// Starts one more node and waits until it serves HTTP. Returns its index.
+    ///
+    /// # Errors
+    /// It could not be started, or does not come up.
+    pub fn add(&mut self) -> anyhow::Result<u16> {
+        let index = u16::try_from(self.children.len())?;
+        let addresses = (0..index).flat_map(|other| self.addresses(other)).collect();
+        let child = self.spawn(index, addresses)?;
+        self.children.push(child);
+        self.client(index)?;
+        Ok(index)
+    }
+
     /// Starts the node with this index again on its old state directory, after it was killed. It is told no address: it
     /// must find the others where it last met them.
     ///
@@ -163,7 +176,9 @@ impl Nodes {
             .collect()
     }
 
-    fn state_dir(&self, index: u16) -> PathBuf {
+    /// Where the node with this index keeps its key and records.
+    #[must_use]
+    pub fn state_dir(&self, index: u16) -> PathBuf {
         self.dir.join(format!("node-{}", index + 1))
     }
 
