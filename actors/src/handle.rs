@@ -215,6 +215,8 @@ pub struct SeenDeployment {
     pub shard: Option<SeenShard>,
     /// While loading, as the coordinator hears it: (node, bytes in memory, bytes to load).
     pub loading: Vec<(NodeId, u64, u64)>,
+    /// Nodes whose copy of the model holds something else than the deployed one: in words, by node.
+    pub other_copies: Vec<(NodeId, String)>,
 }
 
 /// This node's own shard.

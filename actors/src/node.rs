@@ -5,6 +5,7 @@
 //! by their senders; the children report through the mailbox. One timer, re-armed after each step.
 
 mod commands;
+mod contents;
 mod shards;
 mod status;
 mod streams;
@@ -73,6 +74,7 @@ pub struct NodeActor {
     core: Deployments,
     state: NodeState,
     models: Vec<HeldModel>,
+    contents: contents::Known,
     shards: shards::Shards,
     streams: streams::Streams,
     notices: VecDeque<String>,
@@ -96,6 +98,7 @@ impl NodeActor {
             core,
             state: parts.me.state,
             models: parts.me.models.clone(),
+            contents: contents::Known::default(),
             shards: shards::Shards::default(),
             streams: streams::Streams::default(),
             notices: VecDeque::new(),
@@ -211,6 +214,7 @@ impl NodeActor {
         self.streams.look_after(&self.parts.router);
         self.note_who_is_away();
         self.scan_models_if_needed(ctx);
+        self.look_at_contents(ctx);
         self.step(Input::Elapsed, ctx);
     }
 
@@ -236,6 +240,7 @@ impl NodeActor {
             if let Ok(models) = list {
                 let more = models.len().saturating_sub(MODELS_MAX);
                 actor.models = actor.fitting(models);
+                actor.contents.tell(&mut actor.models);
                 if more > 0 {
                     actor.notice(format!("{more} models are not told to the others: a node tells of {MODELS_MAX}"));
                 }

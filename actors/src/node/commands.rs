@@ -27,7 +27,7 @@ impl NodeActor {
             Command::Status { reply } => drop(reply.send(self.status())),
             Command::Plan { sheet, wish, reply } => {
                 let names = self.core.directory().nodes().map(|record| (record.node, record.name.clone())).collect();
-                drop(reply.send(PlanPreview { outcome: self.core.preview(&sheet, wish), names }));
+                drop(reply.send(PlanPreview { outcome: self.core.preview(&sheet, &wish), names }));
             }
             Command::Generate { deployment, request, reply } => drop(reply.send(self.generate(deployment, request, ctx))),
             Command::Leave { reply } => self.leave(reply, ctx),

@@ -25,6 +25,7 @@ impl NodeActor {
                 .map(|record| SeenDeployment {
                     shard: self.shards.seen(record.id),
                     loading: self.core.loading(record.id),
+                    other_copies: self.core.other_copies(record.id),
                     record: record.clone(),
                 })
                 .collect(),

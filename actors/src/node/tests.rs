@@ -37,7 +37,7 @@ fn request(max_tokens: u32) -> GenerationRequest {
 }
 
 fn wish(split: Option<u16>) -> Wish {
-    Wish { split, context: Some(512), streams: 4 }
+    Wish { split, context: Some(512), streams: 4, place: Vec::new() }
 }
 
 fn only(status: &NodeStatus) -> Option<&DeploymentRecord> {

@@ -51,9 +51,15 @@ fn main() {
         [(3, 64, 128, None), (8, 24, 128, None), (8, 150, 128, Some(8)), (16, 11, 128, None), (16, 24, 128, None), (16, 200, 128, Some(16))]
     {
         let sheet = sheet(layers);
-        let wish = Wish { split, context: None, streams: 1 };
-        let input =
-            PlanInput { sheet: &sheet, wish, numerics: Numerics::default(), nodes: nodes(count, gib, layers), links: None, keep: None };
+        let wish = Wish { split, context: None, streams: 1, place: Vec::new() };
+        let input = PlanInput {
+            sheet: &sheet,
+            wish: &wish,
+            numerics: Numerics::default(),
+            nodes: nodes(count, gib, layers),
+            links: None,
+            keep: None,
+        };
         let start = Instant::now();
         let answer = plan(&input);
         let took = start.elapsed();

@@ -10,6 +10,7 @@
 //! only then is it in the [`Directory`].
 
 mod coordinate;
+mod copies;
 mod exchange;
 mod local;
 #[cfg(test)]
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::directory::{Directory, Merged, name_only};
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash, Time};
-use crate::model::{HeldModel, ModelSheet};
+use crate::model::{Contents, HeldModel, ModelSheet};
 use crate::plan::Plan;
 use crate::planner;
 use crate::records::{DeploymentRecord, DeploymentStatus, HeldShard, NodeRecord, NodeState, PlanId, Record, Wish};
@@ -290,21 +291,26 @@ impl Deployments {
     /// # Errors
     /// The wish contradicts the model, or there is no room for another record: in words.
     pub fn deploy(&mut self, drawn: u128, sheet: ModelSheet, wish: Wish, effects: &mut Vec<Effect>) -> Result<DeploymentId, String> {
-        planner::check_wish(&sheet, wish).map_err(|no| no.why)?;
+        planner::check_wish(&sheet, &wish).map_err(|no| no.why)?;
         let same = |record: &&DeploymentRecord| !record.deleted && record.sheet.name == sheet.name && record.sheet.digest == sheet.digest;
         let known = self.directory.deployments().find(same).cloned();
         if let Some(known) = known {
-            if known.wish == wish && !matches!(known.status, DeploymentStatus::Failed { .. }) {
+            // Whoever deploys means its own copy.
+            let contents = self.own_contents(&sheet).or(known.contents.as_ref()).cloned();
+            let digest = |contents: &Option<Contents>| contents.as_ref().map(|contents| contents.digest);
+            let other_copy = known.contents.is_some() && digest(&known.contents) != digest(&contents);
+            if known.wish == wish && !other_copy && !matches!(known.status, DeploymentStatus::Failed { .. }) {
                 return Ok(known.id);
             }
             let id = known.id;
             if known.status == DeploymentStatus::Ready {
                 // What answers now is not given up for a wish that cannot be met.
-                self.plan_for(Some(id), &sheet, wish, None).map_err(|no| no.why)?;
+                self.plan_for(Some(id), &sheet, contents.as_ref(), &wish, None).map_err(|no| no.why)?;
             }
             self.desk(id).driving.start_afresh();
             let version = self.next_version(&known);
-            self.author(DeploymentRecord { wish, sheet, version, status: DeploymentStatus::Planning, ..known }, effects);
+            let status = DeploymentStatus::Planning;
+            self.author(DeploymentRecord { wish, sheet, contents, version, status, ..known }, effects);
             return Ok(id);
         }
         let id = DeploymentId(drawn);
@@ -312,7 +318,8 @@ impl Deployments {
             return Err("this mesh remembers as many deployments, deleted ones included, as it can".into());
         }
         let version = PlanId { term: 1, epoch: 0, revision: 0, coordinator: self.me.node };
-        let record = DeploymentRecord { id, sheet, wish, version, plan: None, status: DeploymentStatus::Planning, deleted: false };
+        let (contents, status) = (self.own_contents(&sheet).cloned(), DeploymentStatus::Planning);
+        let record = DeploymentRecord { id, sheet, contents, wish, version, plan: None, status, deleted: false };
         self.author(record, effects);
         Ok(id)
     }
@@ -325,7 +332,8 @@ impl Deployments {
         let known = self.directory.deployment(id).filter(|record| !record.deleted).cloned();
         let known = known.ok_or_else(|| format!("there is no deployment {id} (any more)"))?;
         let (version, sheet) = (self.next_version(&known), name_only(&known.sheet));
-        self.author(DeploymentRecord { version, sheet, plan: None, status: DeploymentStatus::Planning, deleted: true, ..known }, effects);
+        let status = DeploymentStatus::Planning;
+        self.author(DeploymentRecord { version, sheet, contents: None, plan: None, status, deleted: true, ..known }, effects);
         Ok(())
     }
 

@@ -117,4 +117,89 @@ pub struct HeldModel {
     pub digest: Digest,
     /// Which of the model's layers its files cover; embedding and head count with the first and last layer.
     pub layers: Layers,
+    /// What the files hold, once all of them were read. `None` = not yet: only models that are deployed are looked at.
+    pub contents: Option<Contents>,
+}
+
+/// What a copy of a model holds, as told by every byte that counts. [`ModelSheet::digest`] is there at once and sees little
+/// of the numbers; this takes a reading of all files, and tells a damaged or requantised copy, or another template, for
+/// certain. It finds accidents and mix-ups; it is no proof against a member who forges it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contents {
+    /// Over every tensor and the files that tokenizer, template and defaults are read from. The same tensors cut into
+    /// other weight files, or under other file names, have the same.
+    pub digest: Digest,
+    /// File by file, in order of names, to name what differs. Bounded by [`Contents::new`]; perhaps not all.
+    pub files: Vec<FileContents>,
+}
+
+/// What one file holds.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct FileContents {
+    /// Its name, without directories.
+    pub name: String,
+    /// Eight bytes of the digest of what counts in it.
+    pub hash: u64,
+}
+
+/// Bytes that the files of one [`Contents`] may take in a record: about 200 files of a large model.
+pub const CONTENTS_BYTES_MAX: usize = 8 << 10;
+/// Names of files in a sentence; beyond it they are counted.
+const NAMED_MAX: usize = 4;
+
+impl Contents {
+    /// Contents with as many of the files as a record has room for.
+    #[must_use]
+    pub fn new(digest: Digest, mut files: Vec<FileContents>) -> Self {
+        files.sort();
+        let mut room = CONTENTS_BYTES_MAX;
+        let fits = files.iter().take_while(|file| {
+            let bytes = file.name.len() + size_of::<u64>() + 4;
+            room.checked_sub(bytes).map(|left| room = left).is_some()
+        });
+        let count = fits.count();
+        files.truncate(count);
+        Self { digest, files }
+    }
+
+    /// Which files this copy and another differ in, in words: `a.safetensors and b.safetensors`.
+    #[must_use]
+    pub fn differing_from(&self, other: &Self) -> String {
+        let of = |contents: &Self| contents.files.iter().cloned().collect::<std::collections::BTreeSet<_>>();
+        let (ours, theirs) = (of(self), of(other));
+        let mut names: Vec<&str> = ours.symmetric_difference(&theirs).map(|file| file.name.as_str()).collect();
+        names.dedup();
+        match names.as_slice() {
+            [] => "a file beyond those that are told".to_owned(),
+            [one] => (*one).to_owned(),
+            [most @ .., last] if names.len() <= NAMED_MAX => format!("{} and {last}", most.join(", ")),
+            many => format!("{} and {} more files", many[..NAMED_MAX].join(", "), many.len() - NAMED_MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contents(digest: u8, files: &[(&str, u64)]) -> Contents {
+        let file = |&(name, hash): &(&str, u64)| FileContents { name: name.to_owned(), hash };
+        Contents::new(Digest([digest; 32]), files.iter().map(file).collect())
+    }
+
+    #[test]
+    fn what_differs_between_two_copies_is_named_by_file() {
+        let ours = contents(1, &[("a", 1), ("b", 2), ("c", 3)]);
+        assert_eq!(ours.differing_from(&contents(2, &[("c", 3), ("b", 9), ("a", 1)])), "b");
+        assert_eq!(ours.differing_from(&contents(2, &[("a", 7), ("b", 2)])), "a and c");
+        assert_eq!(ours.differing_from(&contents(2, &[("1", 7), ("2", 7), ("3", 7)])), "1, 2, 3, a and 2 more files");
+        assert_eq!(ours.differing_from(&contents(2, &[("a", 1), ("b", 2), ("c", 3)])), "a file beyond those that are told");
+    }
+
+    #[test]
+    fn the_files_of_the_largest_model_leave_room_in_a_record() {
+        let files = (0..10_000).map(|index| FileContents { name: format!("model-{index:05}-of-10000.safetensors"), hash: index }).collect();
+        let told = Contents::new(Digest([1; 32]), files).files;
+        assert!(told.len() > 150 && told.iter().map(|file| file.name.len() + 12).sum::<usize>() <= CONTENTS_BYTES_MAX);
+    }
 }

@@ -12,6 +12,7 @@
 mod chain;
 mod costs;
 mod memory;
+mod placed;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -45,7 +46,7 @@ pub struct PlanInput<'a> {
     /// The model.
     pub sheet: &'a ModelSheet,
     /// What the user asked for.
-    pub wish: Wish,
+    pub wish: &'a Wish,
     /// How values shall be stored.
     pub numerics: Numerics,
     /// Every node that could be thought of, in any order; ids are unique.
@@ -139,11 +140,18 @@ pub fn plan(input: &PlanInput<'_>) -> Result<Planned, NoPlan> {
     Ok(desk.planned(chosen))
 }
 
+/// Whether a plan is what was wished for: the placement, or the number of stages.
+#[must_use]
+pub fn fulfils(plan: &Plan, wish: &Wish) -> bool {
+    let split = wish.split.is_none_or(|split| usize::from(split) == plan.stages().len());
+    split && (wish.place.is_empty() || wish.place == plan.stages())
+}
+
 /// Refuses what cannot be planned for, whatever the nodes.
 ///
 /// # Errors
 /// The wish contradicts the model, or the sheet makes no sense.
-pub fn check_wish(sheet: &ModelSheet, wish: Wish) -> Result<(), NoPlan> {
+pub fn check_wish(sheet: &ModelSheet, wish: &Wish) -> Result<(), NoPlan> {
     let refuse = |why: String| Err(NoPlan { missing_bytes: 0, why, left_out: Vec::new() });
     if let Err(why) = memory::sound(sheet) {
         return refuse(why);
@@ -160,6 +168,7 @@ pub fn check_wish(sheet: &ModelSheet, wish: Wish) -> Result<(), NoPlan> {
         }
         _ => {}
     }
+    placed::check(sheet, wish).or_else(refuse)?;
     match wish.context {
         Some(0) => refuse("a context of 0 tokens holds nothing: ask for at least 1".into()),
         Some(context) if context > sheet.context_max => {
@@ -218,6 +227,10 @@ impl<'a> Desk<'a> {
             (std::cmp::Reverse(node.capacity.memory_bandwidth), std::cmp::Reverse(node.capacity.memory_bytes), node.node)
         });
         nodes.dedup_by_key(|node| node.node);
+        // Nodes that were asked for by name are weighed, however slow.
+        let (named, others): (Vec<_>, Vec<_>) =
+            nodes.into_iter().partition(|node| input.wish.place.iter().any(|stage| stage.node == node.node));
+        let mut nodes = [named, others].concat();
         for node in nodes.split_off(nodes.len().min(NODES_MAX)) {
             left_out.push((node.node, format!("only the {NODES_MAX} fastest nodes were weighed")));
         }
@@ -254,6 +267,13 @@ impl<'a> Desk<'a> {
 
     /// Tries what is preferred first, then what is acceptable.
     fn choose(&self) -> Option<Chosen> {
+        if !self.input.wish.place.is_empty() {
+            match self.as_placed() {
+                Ok(chosen) => return Some(chosen),
+                Err(_) if self.input.keep.is_none() => return None,
+                Err(_) => {} // at a repair an answer beats a wish
+            }
+        }
         if self.input.keep.is_none()
             && self.input.wish.split.is_none_or(|split| split == 1)
             && let Some(chosen) = self.one_node()
@@ -409,6 +429,12 @@ impl<'a> Desk<'a> {
     }
 
     fn no_plan(&self) -> NoPlan {
+        if !self.input.wish.place.is_empty()
+            && self.input.keep.is_none()
+            && let Err(no) = self.as_placed()
+        {
+            return no;
+        }
         let context = if self.input.wish.context.is_some() { self.context_top } else { CONTEXT_MIN.min(self.context_top) };
         let left = words::what_stays_unplaced(self, context);
         let fits = |&context: &u32| self.has_chain(&Attempt { nodes: &self.nodes, context, split: self.input.wish.split });

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::generation::{Sampling, TokenLogprobs};
 use crate::ids::{Digest, NodeId, StreamId, Time};
-use crate::model::{HeldModel, Layers, ModelSheet};
+use crate::model::{Contents, HeldModel, Layers, ModelSheet};
 use crate::plan::Numerics;
 use crate::records::{NodeRecord, Record};
 use crate::wire::{LaneId, LaneOffer, Message};
@@ -212,6 +212,13 @@ pub trait Models: Send + Sync {
     /// # Errors
     /// As [`Models::sheet`], or no memory, or told to give up.
     fn load(&self, digest: Digest, layers: Layers, options: EngineOptions, progress: &dyn Progress) -> Result<Box<dyn Engine>, ModelError>;
+
+    /// What all files of the model with this digest hold, as far as that is known. Never waits: where it is not known, or was
+    /// not looked at for a while, that is done in the background, and a later call has the answer.
+    ///
+    /// # Errors
+    /// The last look found the files gone, changed or unreadable: in words.
+    fn contents(&self, digest: Digest) -> Result<Option<Contents>, ModelError>;
 
     /// Hash of the bits that this node's kernels give for a fixed probe (N1). Computed once.
     fn numerics_class(&self) -> u64;

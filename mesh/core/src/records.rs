@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash};
-use crate::model::{HeldModel, Layers, ModelSheet};
-use crate::plan::Plan;
+use crate::model::{Contents, HeldModel, Layers, ModelSheet};
+use crate::plan::{Plan, Stage};
 
 /// What a node says about itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +85,8 @@ pub struct DeploymentRecord {
     pub id: DeploymentId,
     /// The model's table of contents.
     pub sheet: ModelSheet,
+    /// What the deployed copy's files hold, once its coordinator knows: nodes whose copies hold something else take no part.
+    pub contents: Option<Contents>,
     /// What the user asked for.
     pub wish: Wish,
     /// Who wrote this version, and the order of versions.
@@ -119,7 +121,7 @@ pub struct PlanId {
 }
 
 /// What the user asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wish {
     /// Exactly this many stages; `None` leaves it to the planner.
     pub split: Option<u16>,
@@ -127,6 +129,8 @@ pub struct Wish {
     pub context: Option<u32>,
     /// Streams of full context that run side by side.
     pub streams: u16,
+    /// Exactly these stages on these nodes, first to last; empty leaves it to the planner.
+    pub place: Vec<Stage>,
 }
 
 /// How a deployment goes.

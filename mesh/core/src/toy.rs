@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::generation::{FinishReason, GenerationRequest, TokenLogprobs};
 use crate::ids::{Digest, PrefixHash, StreamId};
-use crate::model::{HeldModel, LayerCost, Layers, ModelSheet};
+use crate::model::{Contents, FileContents, HeldModel, LayerCost, Layers, ModelSheet};
 use crate::ports::{
     CacheFull, Engine, EngineOptions, ModelError, Models, Progress, SampleHow, Sampled, Step, StepError, StepInput, StepRow,
 };
@@ -307,6 +307,7 @@ impl Engine for ToyEngine {
 #[derive(Clone, Default)]
 pub struct ToyModels {
     sheets: Vec<ModelSheet>,
+    copy: u8,
     hook: Option<Hook>,
     load_hook: Option<LoadHook>,
 }
@@ -315,7 +316,13 @@ impl ToyModels {
     /// These and no others.
     #[must_use]
     pub fn new(sheets: Vec<ModelSheet>) -> Self {
-        Self { sheets, hook: None, load_hook: None }
+        Self { sheets, ..Self::default() }
+    }
+    /// Makes their files hold something else than those of other copies have, while the sheets stay the same.
+    #[must_use]
+    pub fn with_copy(mut self, copy: u8) -> Self {
+        self.copy = copy;
+        self
     }
     /// Engines that are loaded from here call `hook` at each step.
     #[must_use]
@@ -333,8 +340,12 @@ impl ToyModels {
 
 impl Models for ToyModels {
     fn list(&self) -> Vec<HeldModel> {
-        let held =
-            |sheet: &ModelSheet| HeldModel { name: sheet.name.clone(), digest: sheet.digest, layers: Layers::new(0, sheet.layer_count()) };
+        let held = |sheet: &ModelSheet| HeldModel {
+            name: sheet.name.clone(),
+            digest: sheet.digest,
+            layers: Layers::new(0, sheet.layer_count()),
+            contents: None,
+        };
         self.sheets.iter().map(held).collect()
     }
 
@@ -360,6 +371,12 @@ impl Models for ToyModels {
             progress.loaded((done as u64 + 1) * LAYER_BYTES, all_bytes);
         }
         Ok(Box::new(ToyEngine::new(sheet, layers, options.kv_bytes_max).with_hook(self.hook.clone())))
+    }
+
+    fn contents(&self, digest: Digest) -> Result<Option<Contents>, ModelError> {
+        let told = Contents::new(Digest([self.copy; 32]), vec![FileContents { name: "toy".to_owned(), hash: self.copy.into() }]);
+        let here = self.sheets.iter().any(|sheet| sheet.digest == digest);
+        here.then_some(Some(told)).ok_or_else(|| ModelError::NotFound(format!("no toy {digest:?}")))
     }
 
     fn numerics_class(&self) -> u64 {

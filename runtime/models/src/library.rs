@@ -3,37 +3,41 @@
 //! Looking costs names and headers only; what was seen is remembered until a file's size or time changes. A model is
 //! known to other nodes by its digest, so any copy of it here will do, whatever it is called.
 
+mod cache;
 mod contents;
 mod defaults;
+mod pace;
 mod place;
+mod reader;
 mod shelf;
+mod shelves;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use mesh_core::ids::Digest;
-use mesh_core::model::{HeldModel, Layers, ModelSheet};
+use mesh_core::model::{Contents, HeldModel, Layers, ModelSheet};
 use mesh_core::ports::{Engine, EngineOptions, ModelError, Models, Progress};
 
 use crate::builtin;
 use crate::compute::Compute;
 use crate::engine::LayerEngine;
-use crate::model_files::{ModelFiles, Origin};
+use crate::model_files::ModelFiles;
 use crate::probe;
 use crate::sheet::sheet_of;
 use crate::text::TextModel;
 
 pub use defaults::GenerationDefaults;
-use place::{here, resolve};
-use shelf::Shelf;
+use reader::Reader;
+use shelves::Shelves;
 
 /// Models in some directories, and in the binary. Share it behind an `Arc`.
 #[derive(Debug)]
 pub struct Library {
-    model_dirs: Vec<PathBuf>,
     compute_threads: usize,
     numerics_class: OnceLock<u64>,
-    shelf: Mutex<Shelf>,
+    shelves: Arc<Shelves>,
+    reader: Reader,
 }
 
 impl Library {
@@ -41,7 +45,18 @@ impl Library {
     /// measured with as many.
     #[must_use]
     pub fn new(model_dirs: Vec<PathBuf>, compute_threads: usize) -> Self {
-        Self { model_dirs, compute_threads, numerics_class: OnceLock::new(), shelf: Mutex::default() }
+        Self { compute_threads, numerics_class: OnceLock::new(), shelves: Arc::new(Shelves::new(model_dirs)), reader: Reader::new(None) }
+    }
+
+    /// Keeps the hashes of files that were read whole in this file, so that they are read once and not at each start.
+    #[must_use]
+    pub fn with_contents_in(self, file: PathBuf) -> Self {
+        Self { reader: Reader::new(Some(file)), ..self }
+    }
+
+    /// Ends reading in the background, for good. Returns at once; the thread ends within a tenth of a second.
+    pub fn stop_reading(&self) {
+        self.reader.stop();
     }
 
     /// Tokenizer, chat template and end tokens of a model, by the names that [`Models::sheet`] takes.
@@ -49,106 +64,34 @@ impl Library {
     /// # Errors
     /// No such model, or its text files are missing, damaged or unknown.
     pub fn text(&self, name: &str) -> Result<Arc<TextModel>, ModelError> {
-        self.text_at(&self.origin_of(name)?)
+        Ok(self.shelves.text_at(&self.shelves.origin_of(name)?)?.0)
     }
 
-    /// The same, of the model with this digest.
+    /// The same, of the model with this digest; and how it wants its tokens chosen when the client does not say (models
+    /// that say nothing get [`GenerationDefaults::default`]). From memory, but for a look at the files' times.
     ///
     /// # Errors
     /// As [`Library::text`].
-    pub fn text_of(&self, digest: Digest) -> Result<Arc<TextModel>, ModelError> {
-        self.text_at(&self.find(digest)?)
-    }
-
-    /// How a model wants its tokens chosen when the client does not say. Models that say nothing, or are not here, get
-    /// [`GenerationDefaults::default`].
-    #[must_use]
-    pub fn generation_defaults(&self, digest: Digest) -> GenerationDefaults {
-        let generation = self.find(digest).and_then(|origin| defaults::generation_config(&origin));
-        generation.map_or_else(|_| GenerationDefaults::default(), |generation| GenerationDefaults::of(&generation))
-    }
-
-    /// blake3 over the whole contents of a model's files, names included, in order of names. Reads everything: minutes for
-    /// a large model. `progress` counts bytes and can stop it.
-    ///
-    /// # Errors
-    /// As [`Models::sheet`], a file that cannot be read, or told to give up.
-    pub fn content_digest(&self, name: &str, progress: &dyn Progress) -> Result<Digest, ModelError> {
-        contents::digest(&self.origin_of(name)?, progress)
-    }
-
-    /// Where the model of this name is.
-    fn origin_of(&self, name: &str) -> Result<Origin, ModelError> {
-        resolve(name, &self.model_dirs).map_err(|why| match why {
-            Some(why) => ModelError::NotFound(why),
-            None => self.not_found(&format!("there is no model {name:?} here")),
-        })
-    }
-
-    /// A model with this digest: one that was looked at, or one that lies in the directories.
-    fn find(&self, digest: Digest) -> Result<Origin, ModelError> {
-        let known = self.shelf().origin_of(digest);
-        let known = known.filter(|origin| self.sheet_at(origin).is_ok_and(|sheet| sheet.digest == digest));
-        let found = known
-            .or_else(|| here(&self.model_dirs).into_iter().find(|origin| self.sheet_at(origin).is_ok_and(|sheet| sheet.digest == digest)));
-        found.ok_or_else(|| self.not_found(&format!("no model here has the digest {digest:?}: copy the same model's files to this node")))
-    }
-
-    /// The sheet of a model whose place is known; from memory if its files have not changed.
-    fn sheet_at(&self, origin: &Origin) -> Result<ModelSheet, ModelError> {
-        let stamp = place::stamp(origin);
-        if let Some(seen) = self.shelf().seen(origin, &stamp) {
-            return seen;
-        }
-        let sheet = ModelFiles::open(origin).and_then(|files| sheet_of(&files));
-        self.shelf().put(origin.clone(), stamp, sheet.clone());
-        sheet
-    }
-
-    fn text_at(&self, origin: &Origin) -> Result<Arc<TextModel>, ModelError> {
-        let stamp = place::stamp(origin);
-        if let Some(text) = self.shelf().text(origin, &stamp) {
-            return Ok(text);
-        }
-        let text = Arc::new(origin.text()?);
-        self.shelf().put_text(origin.clone(), stamp, Arc::clone(&text));
-        Ok(text)
-    }
-
-    fn not_found(&self, what: &str) -> ModelError {
-        let names: Vec<String> = self.list().into_iter().map(|model| model.name).collect();
-        let dirs: Vec<String> = self.model_dirs.iter().map(|dir| dir.display().to_string()).collect();
-        let looked = if dirs.is_empty() { "No model directory is set".to_owned() } else { format!("Looked in {}", dirs.join(", ")) };
-        ModelError::NotFound(format!("{what}. {looked}; there are: {}", names.join(", ")))
-    }
-
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        // Nothing panics with the lock held; and what is remembered could only be remembered twice.
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn text_of(&self, digest: Digest) -> Result<(Arc<TextModel>, GenerationDefaults), ModelError> {
+        self.shelves.text_at(&self.shelves.find(digest)?)
     }
 }
 
 impl Models for Library {
     fn list(&self) -> Vec<HeldModel> {
-        let mut models = Vec::new();
-        for origin in here(&self.model_dirs) {
-            match self.sheet_at(&origin) {
-                Ok(sheet) => {
-                    let layers = Layers::new(0, sheet.layer_count());
-                    models.push(HeldModel { name: sheet.name, digest: sheet.digest, layers });
-                }
-                Err(error) => tracing::debug!(%error, "a model is left out"),
-            }
-        }
-        models
+        self.shelves.list()
     }
 
     fn sheet(&self, name: &str) -> Result<ModelSheet, ModelError> {
-        self.sheet_at(&self.origin_of(name)?)
+        self.shelves.sheet_at(&self.shelves.origin_of(name)?)
+    }
+
+    fn contents(&self, digest: Digest) -> Result<Option<Contents>, ModelError> {
+        self.reader.contents(&self.shelves, digest)
     }
 
     fn load(&self, digest: Digest, layers: Layers, options: EngineOptions, progress: &dyn Progress) -> Result<Box<dyn Engine>, ModelError> {
-        let origin = self.find(digest)?;
+        let origin = self.shelves.find(digest)?;
         let files = ModelFiles::open(&origin)?;
         let sheet = sheet_of(&files)?;
         if sheet.digest != digest {

@@ -10,13 +10,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_timer::Delay;
-use mesh_actors::handle::{Gone, NodeHandle, NodeStatus, PlanPreview};
+use mesh_actors::handle::{Gone, Health, NodeHandle, NodeStatus, PlanPreview};
 use mesh_core::generation::{GenerationRequest, Sampling, StreamError};
 use mesh_core::ids::{DeploymentId, NodeId};
 use mesh_core::model::HeldModel;
 use mesh_core::ports::{ModelError, Models};
 use mesh_core::records::{DeploymentRecord, DeploymentStatus, Wish};
-use mesh_models::library::Library;
+use mesh_models::library::{GenerationDefaults, Library};
 use mesh_models::text::{ChatRequest, Start, TextError, TextModel};
 
 use crate::answer::{Answer, GenerateOptions, Prompt};
@@ -39,6 +39,9 @@ const ENCODERS: usize = 2;
 
 /// How long a question waits for a deployment whose stages are connecting.
 const STARTING_WAIT: Duration = Duration::from_secs(3);
+
+/// Digits of an id that name a node at least.
+const ID_DIGITS_MIN: usize = 4;
 
 /// How often something that changes by itself is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -97,6 +100,9 @@ pub enum DeployError {
         /// What is deployed.
         have: Vec<String>,
     },
+    /// No node, or more than one, goes by a name.
+    #[error("{0}")]
+    Node(String),
     /// The node said no.
     #[error("{0}")]
     Refused(String),
@@ -205,7 +211,7 @@ impl Mesh {
     /// The wish "as the planner thinks best".
     #[must_use]
     pub const fn any_split() -> Wish {
-        Wish { split: None, context: None, streams: STREAMS_DEFAULT }
+        Wish { split: None, context: None, streams: STREAMS_DEFAULT, place: Vec::new() }
     }
 
     /// This node.
@@ -268,6 +274,30 @@ impl Mesh {
         Ok((id, name))
     }
 
+    /// The node of this name, or whose id begins so.
+    ///
+    /// # Errors
+    /// There is none, or more than one, or this node has stopped.
+    pub async fn node_named(&self, name: &str) -> Result<NodeId, DeployError> {
+        let status = self.status().await.map_err(|_| DeployError::Gone)?;
+        let there = || status.nodes.iter().filter(|seen| seen.health != Health::Left);
+        let mut found: Vec<NodeId> = there().filter(|seen| seen.record.name == name).map(|seen| seen.record.node).collect();
+        if found.is_empty() && name.len() >= ID_DIGITS_MIN {
+            found = there().map(|seen| seen.record.node).filter(|node| node.to_string().starts_with(name)).collect();
+        }
+        match found.as_slice() {
+            [one] => Ok(*one),
+            [] => {
+                let names: Vec<&str> = there().map(|seen| seen.record.name.as_str()).collect();
+                Err(DeployError::Node(format!("no node is called `{name}`; there are: {}", names.join(", "))))
+            }
+            several => {
+                let ids: Vec<String> = several.iter().map(|node| node.short()).collect();
+                Err(DeployError::Node(format!("several nodes are called `{name}`: name one by its id, of {}", ids.join(", "))))
+            }
+        }
+    }
+
     /// Stops and forgets a deployment, by its model's name or its id.
     ///
     /// # Errors
@@ -310,13 +340,13 @@ impl Mesh {
         let Some(plan) = &record.plan else {
             return Err(StreamError::NotReady { why: status_in_words(&record.status) }.into());
         };
-        let text = self.inner.library.text_of(record.sheet.digest).map_err(GenerateError::Text)?;
+        let (text, defaults) = self.inner.library.text_of(record.sheet.digest).map_err(GenerateError::Text)?;
         let start = if matches!(prompt, Prompt::Chat { .. }) { Start::Fresh } else { Start::Continuing };
         if prompt.bytes() / TOKEN_BYTES_MAX >= plan.context() as usize {
             return Err(GenerateError::TooLongText { bytes: prompt.bytes(), context: plan.context() });
         }
         let ids = self.ids_of(&text, prompt).await?;
-        let request = self.request(&record, plan.context(), ids, &options, text.end_ids())?;
+        let request = request(&record, plan.context(), ids, &options, &text, defaults)?;
         let (prompt_tokens, seed) = (u32::try_from(request.prompt.len()).unwrap_or(u32::MAX), request.sampling.seed);
         let generation = self.inner.handle.generate(record.id, request).await??;
         let pipeline = text.pipeline_from(start, options.stop);
@@ -356,47 +386,6 @@ impl Mesh {
         }
     }
 
-    fn request(
-        &self,
-        record: &DeploymentRecord,
-        context: u32,
-        ids: Vec<u32>,
-        options: &GenerateOptions,
-        end_ids: &[u32],
-    ) -> Result<GenerationRequest, GenerateError> {
-        let no = |name, why: &str| Err(GenerateError::Option { name, why: why.to_owned() });
-        let vocabulary = record.sheet.vocabulary;
-        if ids.is_empty() {
-            return no("prompt", "the prompt is empty");
-        }
-        if ids.iter().any(|id| *id >= vocabulary) {
-            return no("prompt", "a token id is outside the model's vocabulary");
-        }
-        if options.logit_bias.iter().any(|(id, _)| *id >= vocabulary) {
-            return no("logit_bias", "a token id is outside the model's vocabulary");
-        }
-        let prompt = u32::try_from(ids.len()).unwrap_or(u32::MAX);
-        if prompt >= context {
-            return Err(GenerateError::TooLong { prompt, context });
-        }
-        let defaults = self.inner.library.generation_defaults(record.sheet.digest);
-        let sampling = Sampling {
-            temperature: options.temperature.unwrap_or(defaults.temperature),
-            top_k: options.top_k.unwrap_or(defaults.top_k),
-            top_p: options.top_p.unwrap_or(defaults.top_p),
-            min_p: options.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: options.repetition_penalty.unwrap_or(defaults.repetition_penalty),
-            presence_penalty: options.presence_penalty.unwrap_or(0.0),
-            frequency_penalty: options.frequency_penalty.unwrap_or(0.0),
-            logit_bias: options.logit_bias.clone(),
-            seed: options.seed.unwrap_or_else(rand::random),
-            logprobs: options.logprobs,
-        };
-        let room = context - prompt;
-        let max_tokens = options.max_tokens.unwrap_or(room).min(room);
-        Ok(GenerationRequest { prompt: ids, sampling, end_ids: end_ids.to_vec(), max_tokens })
-    }
-
     /// Ends this node's streams, tells the others, stops. Answers when all threads have ended.
     pub async fn leave(self) {
         self.inner.handle.leave().await;
@@ -412,14 +401,52 @@ impl Mesh {
     }
 }
 
+/// What is asked of the stages: the client's options over the model's own defaults, checked.
+fn request(
+    record: &DeploymentRecord,
+    context: u32,
+    ids: Vec<u32>,
+    options: &GenerateOptions,
+    text: &TextModel,
+    defaults: GenerationDefaults,
+) -> Result<GenerationRequest, GenerateError> {
+    let no = |name, why: &str| Err(GenerateError::Option { name, why: why.to_owned() });
+    let vocabulary = record.sheet.vocabulary;
+    if ids.is_empty() {
+        return no("prompt", "the prompt is empty");
+    }
+    if ids.iter().any(|id| *id >= vocabulary) {
+        return no("prompt", "a token id is outside the model's vocabulary");
+    }
+    if options.logit_bias.iter().any(|(id, _)| *id >= vocabulary) {
+        return no("logit_bias", "a token id is outside the model's vocabulary");
+    }
+    let prompt = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+    if prompt >= context {
+        return Err(GenerateError::TooLong { prompt, context });
+    }
+    let sampling = Sampling {
+        temperature: options.temperature.unwrap_or(defaults.temperature),
+        top_k: options.top_k.unwrap_or(defaults.top_k),
+        top_p: options.top_p.unwrap_or(defaults.top_p),
+        min_p: options.min_p.unwrap_or(defaults.min_p),
+        repetition_penalty: options.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+        presence_penalty: options.presence_penalty.unwrap_or(0.0),
+        frequency_penalty: options.frequency_penalty.unwrap_or(0.0),
+        logit_bias: options.logit_bias.clone(),
+        seed: options.seed.unwrap_or_else(rand::random),
+        logprobs: options.logprobs,
+    };
+    let room = context - prompt;
+    let max_tokens = options.max_tokens.unwrap_or(room).min(room);
+    Ok(GenerationRequest { prompt: ids, sampling, end_ids: text.end_ids().to_vec(), max_tokens })
+}
+
 /// Renders and encodes.
 fn encode(text: &TextModel, prompt: Prompt) -> Result<Vec<u32>, TextError> {
     match prompt {
         Prompt::Text(prompt) => text.encode(&prompt, true),
-        Prompt::Chat { messages, tools, extra } => {
-            let prompt = text.render_chat(&ChatRequest { messages, tools, add_generation_prompt: true, extra })?;
-            text.encode(&prompt, false)
-        }
+        Prompt::Chat { messages, tools, extra } => text.encode_chat(&ChatRequest { messages, tools, add_generation_prompt: true, extra }),
         Prompt::Ids(ids) => Ok(ids),
     }
 }

@@ -31,7 +31,7 @@ pub struct Start<'a> {
     pub count: u16,
     /// Compute threads of each.
     pub threads: u16,
-    /// Directories with models.
+    /// Directories with models. `{node}` in a path stands for the node's number, from 1: its own copy of a directory.
     pub model_dirs: &'a [PathBuf],
 }
 
@@ -156,7 +156,8 @@ impl Nodes {
             command.env_remove(name);
         }
         for dir in &self.model_dirs {
-            command.arg("--model-dir").arg(dir);
+            let own = dir.to_string_lossy().replace("{node}", &(index + 1).to_string());
+            command.arg("--model-dir").arg(own);
         }
         for peer in &self.peers {
             command.arg("--peer").arg(peer);
@@ -239,8 +240,16 @@ impl Nodes {
     /// # Errors
     /// The node refused, or it did not become ready.
     pub fn deploy(&mut self, model: &str, split: u16, each: impl FnMut(&Value)) -> anyhow::Result<(String, Value)> {
+        self.deploy_as(&json!({ "model": model, "split": split, "streams": 4, "context": 2048 }), each)
+    }
+
+    /// As [`Nodes::deploy`], with the whole body of the request: see [`crate::api::DeployRequest`].
+    ///
+    /// # Errors
+    /// As [`Nodes::deploy`].
+    pub fn deploy_as(&mut self, request: &Value, each: impl FnMut(&Value)) -> anyhow::Result<(String, Value)> {
         let client = self.client(0)?;
-        let answer = client.post("/mesh/v1/deployments", &json!({ "model": model, "split": split, "streams": 4, "context": 2048 }))?;
+        let answer = client.post("/mesh/v1/deployments", request)?;
         let seen = client.wait_ready(&text(&answer["id"]), READY_TIMEOUT, each)?;
         Ok((text(&answer["model"]), seen))
     }

@@ -7,6 +7,7 @@
 //! incarnation     counts starts; raised on disk before joining (R15)
 //! records/*.rec   newest version of each deployment record, one file each
 //! records/*.node  what other nodes last said about themselves: where to look for them after a restart
+//! contents.json   hashes of model files that were read whole: a cache, safe to remove
 //! api.json        where the running node serves HTTP, for the other commands; removed at a clean stop
 //! ```
 //! Every file is written whole beside its place and renamed over it, so a full disk or a power cut leaves the old one.
@@ -114,6 +115,12 @@ impl StateDir {
     #[must_use]
     pub fn key_path(&self) -> PathBuf {
         self.path.join("node.key")
+    }
+
+    /// Where hashes of model files are kept.
+    #[must_use]
+    pub fn contents_path(&self) -> PathBuf {
+        self.path.join("contents.json")
     }
 
     fn identity_path(&self) -> PathBuf {
@@ -311,7 +318,8 @@ mod tests {
                 vocabulary: 8,
                 context_max: 8,
             },
-            wish: Wish { split: None, context: None, streams: 1 },
+            contents: None,
+            wish: Wish { split: None, context: None, streams: 1, place: Vec::new() },
             version: PlanId { term: 1, epoch: 0, revision: 0, coordinator: NodeId([2; 32]) },
             plan: None,
             status: DeploymentStatus::Planning,

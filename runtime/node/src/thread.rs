@@ -55,7 +55,7 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
     let incarnation = state.next_incarnation(0)?;
     let threads = settings.threads.unwrap_or_else(capacity::threads_default);
     let memory = settings.memory_bytes.unwrap_or_else(capacity::memory_default);
-    let library = Arc::new(Library::new(settings.model_dirs.clone(), usize::from(threads)));
+    let library = Arc::new(Library::new(settings.model_dirs.clone(), usize::from(threads)).with_contents_in(state.contents_path()));
     let me = NodeRecord {
         node: key.node(),
         name: settings.name.clone(),
@@ -113,10 +113,12 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
         stage_limits: mesh_core::stage::Limits::default(),
         stream_limits: mesh_core::stream::Limits::default(),
     };
+    let reading = Arc::clone(&library);
     let thread = std::thread::Builder::new()
         .name("mesh-node".to_owned())
         .spawn(move || {
             run(parts, queue, commands);
+            reading.stop_reading();
             net.stop();
             drop(state); // the lock goes last: whoever takes it finds everything else free
         })

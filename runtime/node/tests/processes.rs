@@ -32,6 +32,97 @@ fn the_story_is_the_same_over_one_two_and_three_processes_from_whichever_is_aske
     assert!(seeded_texts.iter().all(|text| *text == seeded_texts[0] && !text.is_empty()), "{seeded_texts:?}");
 }
 
+#[test]
+fn however_the_layers_are_placed_the_text_is_that_of_one_stage() {
+    let mut nodes = nodes(3);
+    let seeded = json!({ "model": "builtin:story", "temperature": 1.0, "top_p": 0.95, "seed": 11, "max_tokens": 60, "messages": [{ "role": "user", "content": "Tell me a story about a bear." }] });
+    let mut first = None;
+    // Two cuts of one stage, five of two stages, four of three: early, late, backwards.
+    for place in [
+        "1:0..8",
+        "3:0..8",
+        "1:0..1 2:1..8",
+        "2:0..3 1:3..8",
+        "3:0..4 2:4..8",
+        "1:0..6 3:6..8",
+        "2:0..7 3:7..8",
+        "1:0..1 2:1..2 3:2..8",
+        "3:0..3 2:3..5 1:5..8",
+        "2:0..2 3:2..7 1:7..8",
+        "1:0..6 3:6..7 2:7..8",
+    ] {
+        let stage = |text: &str| {
+            let (node, layers) = text.split_once(':').expect("node:layers");
+            let (first, end) = layers.split_once("..").expect("a range");
+            let number = |text: &str| text.parse::<u16>().expect("a number");
+            json!({ "node": format!("node-{node}"), "layers": { "first": number(first), "end": number(end) } })
+        };
+        let place_json: Vec<Value> = place.split(' ').map(stage).collect();
+        let request = json!({ "model": "builtin:story", "place": place_json, "streams": 2, "context": 512 });
+        let (_, seen) = nodes.deploy_as(&request, |_| {}).expect("ready");
+        let status = nodes.client(0).and_then(|client| client.get("/mesh/v1/status")).expect("a status");
+        let stages = seen["record"]["plan"]["stages"].as_array().expect("stages");
+        let got: Vec<String> = stages
+            .iter()
+            .map(|stage| format!("{}:{}..{}", index_of(&status, &stage["node"]) + 1, stage["layers"]["first"], stage["layers"]["end"]))
+            .collect();
+        assert_eq!(got.join(" "), place);
+        let client = nodes.client(1).expect("up");
+        let texts = [robot(), seeded.clone()].map(|body| content(&client.post("/v1/chat/completions", &body).expect("an answer")));
+        assert_eq!(texts[0], golden(), "{place}");
+        assert_eq!(first.get_or_insert(texts[1].clone()), &texts[1], "{place}");
+    }
+    let client = nodes.client(0).expect("up");
+    for (place, named) in [
+        (json!([{ "node": "nobody", "layers": { "first": 0, "end": 8 } }]), "nobody"),
+        (json!([{ "node": "node-1", "layers": { "first": 0, "end": 7 } }]), "layer 7"),
+    ] {
+        let error =
+            client.post("/mesh/v1/deployments", &json!({ "model": "builtin:story", "place": place })).expect_err("refused").to_string();
+        assert!(error.contains(named), "{error}");
+    }
+}
+
+#[test]
+fn a_copy_with_other_contents_is_named_and_takes_no_part() {
+    let scratch = tempfile::tempdir().expect("a temporary directory");
+    let story = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/assets/story");
+    for node in 1..=3 {
+        let dir = scratch.path().join(node.to_string()).join("tale");
+        std::fs::create_dir_all(&dir).expect("made");
+        for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+            let mut bytes = std::fs::read(story.join(name)).expect("read");
+            match name {
+                // Another model than the one inside the program.
+                "config.json" => {
+                    let mut config: Value = serde_json::from_slice(&bytes).expect("JSON");
+                    config["rms_norm_eps"] = json!(2e-5);
+                    bytes = config.to_string().into_bytes();
+                }
+                // One bit, at the end: headers, sizes and samples are the same.
+                "model.safetensors" if node == 2 => *bytes.last_mut().expect("not empty") ^= 1,
+                _ => {}
+            }
+            std::fs::write(dir.join(name), bytes).expect("written");
+        }
+    }
+    let mut nodes = common::nodes_with(3, &[scratch.path().join("{node}")]);
+    nodes.deploy("tale", 2, |_| {}).expect("ready");
+    let client = nodes.client(2).expect("up");
+    let look = || client.get("/mesh/v1/status").expect("a status");
+    let seen = eventually("the other copy is named and moved away from", Duration::from_secs(30), || {
+        let status = look();
+        let seen = status["deployments"][0].clone();
+        let stages = seen["record"]["plan"]["stages"].as_array().cloned().unwrap_or_default();
+        let away = stages.len() == 2 && stages.iter().all(|stage| index_of(&status, &stage["node"]) != 1);
+        (away && seen["record"]["status"] == "ready" && !seen["other_copies"][0].is_null()).then_some(seen)
+    });
+    let why = text(&seen["other_copies"][0][1]);
+    assert!(why.contains("node-2's copy of tale") && why.contains("model.safetensors"), "{why}");
+    let plan = client.post("/mesh/v1/plan", &json!({ "model": "tale", "split": 3 })).expect("an answer");
+    assert!(text(&plan["outcome"]["Err"]["why"]).contains("node-2's copy of tale"), "{plan}");
+}
+
 /// Index of the node in the process list, from its name `node-N`.
 fn index_of(status: &Value, node: &Value) -> u16 {
     let nodes = status["nodes"].as_array().expect("nodes");

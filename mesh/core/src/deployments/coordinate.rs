@@ -10,13 +10,13 @@
 use std::collections::BTreeMap;
 
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash, Time};
-use crate::model::ModelSheet;
+use crate::model::{Contents, ModelSheet};
 use crate::plan::{Numerics, Plan};
 use crate::planner::{self, NoPlan, PlanInput, PlanNode, Planned, stage_bytes};
 use crate::records::{DeploymentRecord, DeploymentStatus, NodeRecord, NodeState, PlanId, Record, Wish};
 use crate::wire::{LoadOrder, Message, ShardReport, ShardState};
 
-use super::{Deployments, Effect, Health};
+use super::{Deployments, Effect, Health, copies};
 
 /// A stage that has not done its part is asked again.
 const ASK_MS: u64 = 2_000;
@@ -30,6 +30,12 @@ const PAUSE_MS_MAX: u64 = 8_000;
 const FAILURES_MAX: u32 = 5;
 /// A deployment that was ready for so long starts counting failures afresh.
 const GOOD_MS: u64 = 60_000;
+/// A plan that had to give way from what was wished for (a node died, and 2 stages instead of 3 go on answering) is looked
+/// at so often, and replaced when the wish could be met at two looks in a row. Doubled with each time it was replaced: it
+/// costs the answers that run. (Guess: longer than a reboot flaps, shorter than a person waits before asking why.)
+pub const RESTORE_MS: u64 = 15_000;
+/// The wish could be met at two looks, but the last replacement did not last: no more doublings than these (16 minutes).
+const RESTORE_DOUBLINGS_MAX: u32 = 6;
 /// A record that could not be written is tried again.
 pub(super) const SAVE_AGAIN_MS: u64 = 1_000;
 /// A successor lets digests come in before it takes over; doubled while takeovers follow each other.
@@ -64,18 +70,26 @@ pub(super) struct Driving {
     fresh: bool,
     /// Nodes changed.
     look_at: Option<Time>,
+    /// The plan in force is not what was wished for: looked at again then.
+    restore_at: Option<Time>,
+    /// It could be met at the last look.
+    restorable: bool,
+    /// The next plan is made from scratch, to meet the wish; if that fails, what was in force is kept to as before.
+    restoring: bool,
+    restores: u32,
     takeover_at: Option<Time>,
     takeovers: u32,
     took_over: Time,
 }
 
 impl Driving {
-    pub fn deadlines(&self) -> [Option<Time>; 5] {
-        [self.save_again_at, self.ask_at, self.retry_at, self.look_at, self.takeover_at]
+    pub fn deadlines(&self) -> [Option<Time>; 6] {
+        [self.save_again_at, self.ask_at, self.retry_at, self.look_at, self.restore_at, self.takeover_at]
     }
 
     pub fn shift(&mut self, ms: u64) {
-        for at in [&mut self.save_again_at, &mut self.ask_at, &mut self.retry_at, &mut self.look_at, &mut self.takeover_at] {
+        let first = [&mut self.save_again_at, &mut self.ask_at, &mut self.retry_at];
+        for at in first.into_iter().chain([&mut self.look_at, &mut self.restore_at, &mut self.takeover_at]) {
             *at = at.map(|at| at.plus_ms(ms));
         }
         self.progress_at = self.progress_at.plus_ms(ms);
@@ -92,6 +106,7 @@ impl Driving {
     /// The user asked anew.
     pub fn start_afresh(&mut self) {
         (self.failures, self.retry_at, self.fresh) = (0, None, true);
+        (self.restore_at, self.restorable, self.restores) = (None, false, 0);
         self.barred.clear();
     }
 
@@ -163,6 +178,9 @@ impl Deployments {
         }
         if self.desk(id).driving.driven.is_none() {
             return self.resume(now, record, effects);
+        }
+        if self.know_the_copy(&record, effects) {
+            return;
         }
         self.hear_myself(now, &record);
         match &record.status {
@@ -279,6 +297,9 @@ impl Deployments {
         if let Some((node, why, retry)) = self.failed_stage(record.id, plan) {
             return self.fail(now, record, Some((node, retry)), &why, effects);
         }
+        if self.can_be_as_wished(now, record, plan) {
+            return self.replan(now, record, effects);
+        }
         // After a takeover: whoever has not told us yet how it is.
         let driving = &self.desk(record.id).driving;
         let silent: Vec<NodeId> = plan.stages().iter().map(|stage| stage.node).filter(|node| !driving.reports.contains_key(node)).collect();
@@ -287,6 +308,35 @@ impl Deployments {
         } else {
             self.ask(now, record, plan, &silent, effects);
         }
+    }
+
+    /// Whether a plan that gave way from the wish should now be replaced by one that meets it: level-triggered, with
+    /// hysteresis (see [`RESTORE_MS`]).
+    fn can_be_as_wished(&mut self, now: Time, record: &DeploymentRecord, plan: &Plan) -> bool {
+        let driving = &mut self.desk(record.id).driving;
+        if planner::fulfils(plan, &record.wish) {
+            (driving.restore_at, driving.restorable) = (None, false);
+            return false;
+        }
+        let pause_ms = RESTORE_MS << driving.restores.min(RESTORE_DOUBLINGS_MAX);
+        match driving.restore_at {
+            None => driving.restore_at = Some(now.plus_ms(pause_ms)),
+            Some(at) if now >= at => {
+                driving.restore_at = Some(now.plus_ms(pause_ms));
+                let could_before = driving.restorable;
+                let planned = self.plan_for(Some(record.id), &record.sheet, record.contents.as_ref(), &record.wish, None);
+                let can = planned.is_ok_and(|planned| planner::fulfils(&planned.plan, &record.wish));
+                let driving = &mut self.desk(record.id).driving;
+                driving.restorable = can;
+                if can && could_before {
+                    (driving.restore_at, driving.restorable, driving.restoring) = (None, false, true);
+                    driving.restores += 1;
+                    return true;
+                }
+            }
+            Some(_) => {}
+        }
+        false
     }
 
     /// Tells stages the record and asks them how far they are.
@@ -307,6 +357,9 @@ impl Deployments {
     /// Whether a stage's node is gone, or not the one that the plan was made for.
     fn broken(&mut self, now: Time, id: DeploymentId, plan: &Plan) -> bool {
         let settling = now < self.settle_until;
+        if self.holds_another_copy(id, plan) {
+            return true;
+        }
         plan.stages().iter().map(|stage| stage.node).filter(|&node| node != self.me.node).collect::<Vec<_>>().into_iter().any(|node| {
             let leaving = self.directory.node(node).is_some_and(|record| record.state != NodeState::Up);
             match (self.health(node), self.peers.get(&node)) {
@@ -351,8 +404,10 @@ impl Deployments {
 
     /// Makes a plan for the nodes there are, or says what is missing.
     fn replan(&mut self, now: Time, record: &DeploymentRecord, effects: &mut Vec<Effect>) {
-        let keep = record.plan.as_ref().filter(|_| !self.desks[&record.id].driving.fresh);
-        let answer = self.plan_for(Some(record.id), &record.sheet, record.wish, keep);
+        let driving = &mut self.desk(record.id).driving;
+        let from_scratch = driving.fresh || std::mem::take(&mut driving.restoring);
+        let keep = record.plan.as_ref().filter(|_| !from_scratch);
+        let answer = self.plan_for(Some(record.id), &record.sheet, record.contents.as_ref(), &record.wish, keep);
         let driving = &mut self.desk(record.id).driving;
         (driving.look_at, driving.ready_since) = (None, driving.ready_since.filter(|since| now.ms_since(*since) < GOOD_MS));
         let status = match answer {
@@ -470,24 +525,26 @@ impl Deployments {
     ///
     /// # Errors
     /// Nothing fits.
-    pub fn preview(&self, sheet: &ModelSheet, wish: Wish) -> Result<Planned, NoPlan> {
+    pub fn preview(&self, sheet: &ModelSheet, wish: &Wish) -> Result<Planned, NoPlan> {
         let deployed = self.directory.deployments().find(|record| !record.deleted && record.sheet.digest == sheet.digest);
-        self.plan_for(deployed.map(|record| record.id), sheet, wish, None)
+        let contents = self.own_contents(sheet).or(deployed.and_then(|record| record.contents.as_ref()));
+        self.plan_for(deployed.map(|record| record.id), sheet, contents, wish, None)
     }
 
     pub(super) fn plan_for(
         &self,
         id: Option<DeploymentId>,
         sheet: &ModelSheet,
-        wish: Wish,
+        contents: Option<&Contents>,
+        wish: &Wish,
         keep: Option<&Plan>,
     ) -> Result<Planned, NoPlan> {
         let present = |record: &&NodeRecord| self.health(record.node) != Health::Left;
-        let nodes = self.directory.nodes().filter(present).map(|record| self.plan_node(id, sheet, record)).collect();
+        let nodes = self.directory.nodes().filter(present).map(|record| self.plan_node(id, sheet, contents, record)).collect();
         planner::plan(&PlanInput { sheet, wish, numerics: Numerics::default(), nodes, links: None, keep })
     }
 
-    fn plan_node(&self, id: Option<DeploymentId>, sheet: &ModelSheet, record: &NodeRecord) -> PlanNode {
+    fn plan_node(&self, id: Option<DeploymentId>, sheet: &ModelSheet, contents: Option<&Contents>, record: &NodeRecord) -> PlanNode {
         let health = self.health(record.node);
         let barred = id.and_then(|id| self.desks.get(&id)).and_then(|desk| desk.driving.barred.get(&record.node));
         let unusable = match (health, record.state, barred) {
@@ -496,7 +553,7 @@ impl Deployments {
             (Health::Unmet, ..) => Some(format!("{} has not greeted this node", record.name)),
             (_, NodeState::Leaving | NodeState::Left, _) => Some(format!("{} is leaving", record.name)),
             (.., Some((boot, why))) if *boot == record.boot => Some(format!("{} failed: {why}", record.name)),
-            _ => None,
+            _ => contents.and_then(|contents| copies::another_copy(record, sheet, contents)),
         };
         PlanNode {
             node: record.node,

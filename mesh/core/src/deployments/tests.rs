@@ -20,6 +20,7 @@ enum Act {
     DiskFull(usize, bool),
     ShardPanics(usize),
     Freeze(usize),
+    ReadFiles(usize),
     Wait(u64),
 }
 
@@ -34,6 +35,7 @@ fn any_act() -> impl Strategy<Value = Act> {
         1 => (0_usize..4, any::<bool>()).prop_map(|(node, full)| Act::DiskFull(node, full)),
         1 => (0_usize..4).prop_map(Act::ShardPanics),
         1 => (0_usize..4).prop_map(Act::Freeze),
+        2 => (0_usize..4).prop_map(Act::ReadFiles),
         6 => (1_u64..4_000).prop_map(Act::Wait),
     ]
 }
@@ -49,6 +51,7 @@ fn play(world: &mut World, act: &Act) {
         Act::DiskFull(node, full) => world.disk_full(node, full),
         Act::ShardPanics(node) => world.shard_panics(node),
         Act::Freeze(node) => world.freeze(node),
+        Act::ReadFiles(node) => world.read_files(node, 1),
         Act::Wait(ms) => world.run(ms),
     }
 }
@@ -244,7 +247,7 @@ fn everyone_restarts_and_the_deployment_proves_itself_again() {
 fn a_wish_that_contradicts_the_model_is_refused_at_once() {
     let mut world = World::new(10, 1);
     let mut effects = Vec::new();
-    let wish = Wish { split: Some(99), context: None, streams: 1 };
+    let wish = Wish { split: Some(99), context: None, streams: 1, place: Vec::new() };
     let answer = world.core(0).deploy(1, world::small_sheet(), wish, &mut effects);
     assert!(answer.is_err_and(|why| why.contains("at most")) && effects.is_empty());
 }
@@ -293,7 +296,7 @@ fn after_a_freeze_nothing_is_published_until_others_could_correct_us() {
     let start = Time(1_000_000_000);
     let mut core = Deployments::new(start, world::node_record(0, 1 << 28), Vec::new());
     let mut effects = Vec::new();
-    let wish = Wish { split: None, context: None, streams: 1 };
+    let wish = Wish { split: None, context: None, streams: 1, place: Vec::new() };
     core.deploy(7, world::large_sheet(), wish, &mut effects).expect("a plain wish");
     let Some(Effect::Publish(record)) = effects.pop() else { panic!("it is published") };
     assert!(step_lone(&mut core, start, Input::Saved(record)) > 0, "it waits for memory");
@@ -304,4 +307,77 @@ fn after_a_freeze_nothing_is_published_until_others_could_correct_us() {
     assert_eq!(step_lone(&mut core, woken.plus_ms(1_000), Input::Elapsed), 0);
     assert_eq!(step_lone(&mut core, woken.plus_ms(2_000), Input::Elapsed), 0);
     assert!(step_lone(&mut core, woken.plus_ms(3_000), Input::Elapsed) > 0, "now it plans");
+}
+
+fn stages(world: &mut World) -> Vec<NodeId> {
+    let record = world.only_record(0);
+    assert_eq!(record.status, DeploymentStatus::Ready);
+    record.plan.expect("ready").stages().iter().map(|stage| stage.node).collect()
+}
+
+#[test]
+fn a_copy_that_holds_something_else_is_named_and_its_stage_moves_away() {
+    let mut world = World::new(11, 3);
+    world.run(1_000);
+    world.deploy(0, Some(2));
+    world.run(5_000);
+    assert_eq!(stages(&mut world), [world.id(0), world.id(1)]);
+    world.read_files(1, 2);
+    world.read_files(2, 1);
+    world.run(5_000);
+    assert_eq!(stages(&mut world), [world.id(0), world.id(1)], "which copy is meant is not known before its own node has read it");
+    world.read_files(0, 1);
+    world.run(6_000);
+    assert_eq!(stages(&mut world), [world.id(0), world.id(2)]);
+    let (id, other) = (world.only_record(2).id, world.id(1));
+    let named = world.core(2).other_copies(id);
+    assert!(
+        matches!(named.as_slice(), [(node, why)] if *node == other && why.contains("n1's copy") && why.contains("model.safetensors")),
+        "{named:?}"
+    );
+    // It was copied again.
+    world.read_files(1, 1);
+    world.run(1_000);
+    assert_eq!(world.core(2).other_copies(id), []);
+}
+
+#[test]
+fn no_pipeline_is_built_of_copies_that_are_known_to_differ() {
+    let mut world = World::new(12, 3);
+    (0..3).for_each(|node| world.read_files(node, [1, 2, 3][node]));
+    world.run(1_000);
+    world.deploy(0, Some(2));
+    world.run(5_000);
+    let record = world.only_record(2);
+    let DeploymentStatus::Waiting { why, .. } = &record.status else { panic!("{:?}", record.status) };
+    assert!(why.contains("n1's copy") && why.contains("n2's copy") && why.contains("model.safetensors"), "{why}");
+    assert_eq!((world.loads, record.plan), (0, None));
+    // Whoever deploys means its own copy.
+    world.read_files(2, 2);
+    world.run(500);
+    world.deploy(1, Some(2));
+    world.run(5_000);
+    assert_eq!(stages(&mut world), [world.id(1), world.id(2)]);
+}
+
+#[test]
+fn what_was_wished_for_comes_back_when_it_can_be_had_for_a_while() {
+    let mut world = World::new(13, 3);
+    world.run(1_000);
+    world.deploy(0, Some(3));
+    world.run(5_000);
+    world.crash(2);
+    world.run(5_000);
+    assert_eq!(stages(&mut world).len(), 2);
+    world.restart(2);
+    world.run(coordinate::RESTORE_MS - 6_000);
+    assert_eq!(stages(&mut world).len(), 2, "not at once: it might go again");
+    world.run(coordinate::RESTORE_MS + 8_000);
+    assert_eq!(stages(&mut world).len(), 3);
+    // A wish that nobody can meet costs nothing but looks.
+    world.crash(2);
+    world.run(4 * coordinate::RESTORE_MS);
+    let epoch = world.only_record(0).version.epoch;
+    world.run(20 * coordinate::RESTORE_MS);
+    assert_eq!((stages(&mut world).len(), world.only_record(0).version.epoch), (2, epoch));
 }

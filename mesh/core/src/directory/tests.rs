@@ -44,7 +44,8 @@ fn deployment(id: u128, term: u64, epoch: u64, author: u8, deleted: bool) -> Rec
     Record::Deployment(DeploymentRecord {
         id: DeploymentId(id),
         sheet: sheet(),
-        wish: Wish { split: None, context: None, streams: 1 },
+        contents: None,
+        wish: Wish { split: None, context: None, streams: 1, place: Vec::new() },
         version: PlanId { term, epoch, revision: 0, coordinator: NodeId([author; 32]) },
         plan: None,
         status: DeploymentStatus::Planning,

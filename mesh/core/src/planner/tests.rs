@@ -112,14 +112,19 @@ fn parse(line: &str) -> Case {
         sheet.layers.iter_mut().for_each(|layer| layer.kv_bytes = u32::try_from(size(kv)).expect("small"));
     }
     let number = |name: &str| field(name).map(|text| text.parse().expect("a number"));
-    let wish =
-        Wish { split: number("split").map(|n: u32| n as u16), context: number("context"), streams: number("streams").unwrap_or(1) as u16 };
-    let nodes = field("nodes").unwrap_or("").split(',').filter(|text| !text.is_empty()).map(|text| node(text, layers)).collect();
-    let links = field("links").map(|text| text.split(',').map(link).collect());
     let stage = |text: &str| {
         let (name, layers) = text.split_once(':').expect("node:layers");
         Stage { node: id(name), layers: range(layers) }
     };
+    let place = field("place").map_or_else(Vec::new, |text| text.split(',').map(stage).collect());
+    let wish = Wish {
+        split: number("split").map(|n: u32| n as u16),
+        context: number("context"),
+        streams: number("streams").unwrap_or(1) as u16,
+        place,
+    };
+    let nodes = field("nodes").unwrap_or("").split(',').filter(|text| !text.is_empty()).map(|text| node(text, layers)).collect();
+    let links = field("links").map(|text| text.split(',').map(link).collect());
     let context = wish.context.unwrap_or(sheet.context_max);
     let keep = field("keep").map(|text| {
         Plan::new(&sheet, text.split(',').map(stage).collect(), context, wish.streams, Numerics::default()).expect("a plan to keep")
@@ -131,7 +136,7 @@ impl Case {
     fn input(&self) -> PlanInput<'_> {
         PlanInput {
             sheet: &self.sheet,
-            wish: self.wish,
+            wish: &self.wish,
             numerics: Numerics::default(),
             nodes: self.nodes.clone(),
             links: self.links.clone(),
@@ -213,7 +218,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         (nodes, prop::option::of(0_u16..6), prop::option::of(1_u32..5000), 1_u16..4, any::<bool>()).prop_map(
             move |(nodes, split, context, streams, tied)| {
                 let sheet = ModelSheet { embed_bytes: 1 << 29, head_bytes: 1 << 29, tied, ..sheet(layers, 1 << 30) };
-                Case { sheet, wish: Wish { split, context, streams }, nodes, links: None, keep: None }
+                Case { sheet, wish: Wish { split, context, streams, place: Vec::new() }, nodes, links: None, keep: None }
             },
         )
     })

@@ -59,7 +59,12 @@ fn plural(count: usize, noun: &str) -> String {
 pub(super) fn reasons(desk: &Desk<'_>, chosen: &Chosen, parts: &[(&PlanNode, Layers)]) -> Vec<String> {
     let (input, name) = (desk.input, &desk.input.sheet.name);
     let mut reasons = Vec::new();
-    if chosen.one_node_by_rule {
+    let as_placed = !input.wish.place.is_empty() && chosen.stages == input.wish.place;
+    if as_placed {
+        reasons.push("placed as asked for".into());
+    } else if let (false, Err(no)) = (input.wish.place.is_empty(), desk.as_placed()) {
+        reasons.push(format!("placed otherwise than asked for, so that it keeps answering: {}", no.why));
+    } else if chosen.one_node_by_rule {
         let spread =
             if desk.nodes.len() > 1 { ": spreading it would add hops to every token; ask for a split to do it anyway" } else { "" };
         reasons.push(format!("{name} fits on {} alone and stays there{spread}", parts[0].0.name));
@@ -134,6 +139,8 @@ pub(super) fn left_out(desk: &Desk<'_>, chosen: &Chosen) -> Vec<(NodeId, String)
     for node in desk.nodes.iter().filter(|node| chosen.stages.iter().all(|stage| stage.node != node.node)) {
         let why = if !holds_any(desk, node, chosen.context) {
             cannot_hold(desk, node, chosen.context)
+        } else if chosen.stages == desk.input.wish.place {
+            "not named in the placement asked for".into()
         } else if chosen.one_node_by_rule {
             "not needed: the model fits on one node".into()
         } else if !chosen.mixed_classes && Some(node.numerics_class) != class {
@@ -217,6 +224,9 @@ pub(super) fn does_not_fit(desk: &Desk<'_>, context: u32, missing: u64, smaller:
     why += &format!(" Together these nodes hold at most {} of weights and caches.", bytes(together));
     if let Some(smaller) = smaller {
         why += &format!(" A context of {smaller} tokens would fit.");
+    }
+    if !desk.left_out.is_empty() {
+        why += &format!(" Not counted: {}.", joined(input, &desk.left_out));
     }
     why
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::generation::{Attempt, FinishReason, Sampling, TokenLogprobs};
 use crate::ids::Digest;
-use crate::model::{HeldModel, LayerCost, ModelSheet};
+use crate::model::{Contents, FileContents, HeldModel, LayerCost, ModelSheet};
 use crate::plan::{Numerics, Stage};
 use crate::records::{Capacity, DeploymentRecord, DeploymentStatus, HeldShard, NodeState, PlanId, Wish};
 
@@ -46,16 +46,21 @@ fn node_record() -> NodeRecord {
         capacity: Capacity { memory_bytes: 1 << 40, memory_bandwidth: 2, flops: 3, threads: 4 },
         numerics_class: 99,
         addresses: vec!["/ip4/127.0.0.1/tcp/1".to_owned()],
-        models: vec![HeldModel { name: "m".to_owned(), digest: Digest([1; 32]), layers: Layers::new(0, 4) }],
+        models: vec![HeldModel { name: "m".to_owned(), digest: Digest([1; 32]), layers: Layers::new(0, 4), contents: Some(contents()) }],
         shards: vec![HeldShard { deployment: DEPLOYMENT, layers: Layers::new(1, 2) }],
     }
+}
+
+fn contents() -> Contents {
+    Contents::new(Digest([5; 32]), vec![FileContents { name: "a".to_owned(), hash: 6 }])
 }
 
 fn deployment(status: DeploymentStatus) -> Record {
     Record::Deployment(DeploymentRecord {
         id: DEPLOYMENT,
         sheet: sheet(),
-        wish: Wish { split: Some(2), context: None, streams: 4 },
+        contents: Some(contents()),
+        wish: Wish { split: Some(2), context: None, streams: 4, place: vec![Stage { node: NODE, layers: Layers::new(0, 4) }] },
         version: PlanId { term: 1, epoch: 2, revision: 3, coordinator: NODE },
         plan: Some(plan()),
         status,

@@ -7,6 +7,7 @@ use mesh_core::ids::Digest;
 use mesh_core::model::ModelSheet;
 use mesh_core::ports::ModelError;
 
+use super::defaults::GenerationDefaults;
 use super::place::Stamp;
 use crate::model_files::Origin;
 use crate::text::TextModel;
@@ -14,12 +15,15 @@ use crate::text::TextModel;
 /// Models whose tokenizers are kept in memory at once. A large one takes some 100 MB.
 const TEXTS_MAX: usize = 4;
 
+/// Tokenizer and template, and how tokens are chosen by default.
+pub(super) type Text = (Arc<TextModel>, GenerationDefaults);
+
 /// Sheets and texts by place.
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
     sheets: BTreeMap<Origin, (Stamp, Result<ModelSheet, ModelError>)>,
     /// Least lately used first.
-    texts: Vec<(Origin, Stamp, Arc<TextModel>)>,
+    texts: Vec<(Origin, Stamp, Text)>,
 }
 
 impl Shelf {
@@ -44,15 +48,15 @@ impl Shelf {
         self.sheets.iter().find(|(_, (_, sheet))| is_it(sheet)).map(|(origin, _)| origin.clone())
     }
 
-    pub(super) fn text(&mut self, origin: &Origin, stamp: &Stamp) -> Option<Arc<TextModel>> {
+    pub(super) fn text(&mut self, origin: &Origin, stamp: &Stamp) -> Option<Text> {
         let index = self.texts.iter().position(|(at, seen, _)| at == origin && seen == stamp)?;
         let entry = self.texts.remove(index);
-        let text = Arc::clone(&entry.2);
+        let text = entry.2.clone();
         self.texts.push(entry);
         Some(text)
     }
 
-    pub(super) fn put_text(&mut self, origin: Origin, stamp: Stamp, text: Arc<TextModel>) {
+    pub(super) fn put_text(&mut self, origin: Origin, stamp: Stamp, text: Text) {
         self.texts.retain(|(at, ..)| *at != origin);
         if self.texts.len() == TEXTS_MAX {
             self.texts.remove(0);

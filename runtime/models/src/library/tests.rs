@@ -1,6 +1,9 @@
 use std::fs;
 
+use std::sync::atomic::AtomicBool;
+
 use super::*;
+use crate::model_files::Origin;
 
 /// The built-in model's files as a directory.
 fn write_model(dir: &Path) {
@@ -40,7 +43,7 @@ fn the_built_in_model_is_always_there() {
     assert_eq!((sheet.architecture.as_str(), sheet.storage.as_str(), sheet.tied, sheet.context_max), ("llama", "bf16", true, 2048));
     assert_eq!((sheet.hidden_width, sheet.vocabulary, sheet.layers[0].kv_bytes), (128, 857, 2 * 2 * 32 * 4));
     assert_eq!(library.text(STORY).unwrap().end_ids(), [1]);
-    assert_eq!(library.generation_defaults(sheet.digest).temperature, 0.7);
+    assert_eq!(library.text_of(sheet.digest).unwrap().1.temperature, 0.7);
     let error = library.sheet("no-such-model").unwrap_err().to_string();
     assert!(error.contains("no-such-model") && error.contains("/no/such/directory") && error.contains(STORY), "{error}");
 }
@@ -159,10 +162,111 @@ fn a_changed_file_is_seen_and_a_model_trained_on_has_another_digest() {
     let file = fs::File::options().write(true).open(dir.join("model.safetensors")).unwrap();
     file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
     assert_ne!(library.sheet("model").unwrap().digest, story_digest());
-    let story = library.content_digest(STORY, &Watch).unwrap();
-    assert_ne!(library.content_digest("model", &Watch).unwrap(), story);
+}
+
+fn contents_at(origin: &Origin, cache: &mut cache::Cache) -> Result<Contents, ModelError> {
+    contents::read(origin, cache, &mut pace::Pace::new(&AtomicBool::new(false)))
+}
+
+#[test]
+fn contents_tell_one_changed_number_and_one_changed_template_by_file() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("model");
     write_model(&dir);
-    assert_eq!(library.content_digest("model", &Watch).unwrap(), story);
+    let at = Origin::Directory(dir.clone());
+    let read = || contents_at(&at, &mut cache::Cache::default()).unwrap();
+    let story = contents_at(&Origin::Builtin, &mut cache::Cache::default()).unwrap();
+    assert_eq!(read(), story, "the same files in another place");
+
+    // One byte that the sheet's digest does not see: the copy looks the same and is not.
+    let weights = write_model_at(&dir);
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, &bytes).unwrap();
+    let library = Library::new(vec![root.path().to_owned()], 1);
+    assert_eq!(library.sheet("model").unwrap().digest, story_digest());
+    assert_ne!(read().digest, story.digest);
+    assert_eq!(read().differing_from(&story), "model.safetensors");
+
+    write_model(&dir);
+    changed(&dir.join("tokenizer_config.json"), "user", "User");
+    assert_eq!(library.sheet("model").unwrap().digest, story_digest());
+    assert_ne!(read().digest, story.digest);
+    assert_eq!(read().differing_from(&story), "tokenizer_config.json");
+    // What is no part of the model does not count.
+    write_model(&dir);
+    fs::write(dir.join("notes.json"), "{}").unwrap();
+    assert_eq!(read(), story);
+}
+
+#[test]
+fn contents_do_not_depend_on_how_tensors_are_cut_into_files() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("model");
+    write_model(&dir);
+    let whole = contents_at(&Origin::Directory(dir.clone()), &mut cache::Cache::default()).unwrap();
+    // The same file twice, each with half of the names in its header.
+    let bytes = fs::read(dir.join("model.safetensors")).unwrap();
+    let end = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&bytes[8..end]).unwrap();
+    let mut map = serde_json::Map::new();
+    for part in 0..2 {
+        let name = format!("model-0000{}-of-00002.safetensors", part + 1);
+        let (mut own, mut data) = (serde_json::Map::new(), Vec::new());
+        for (_, (tensor, about)) in
+            header.iter().filter(|(name, _)| *name != "__metadata__").enumerate().filter(|(index, _)| index % 2 == part)
+        {
+            let at = |index: usize| about["data_offsets"][index].as_u64().unwrap() as usize;
+            let mut about = about.clone();
+            let begin = data.len();
+            data.extend_from_slice(&bytes[end + at(0)..end + at(1)]);
+            about["data_offsets"] = serde_json::json!([begin, data.len()]);
+            own.insert(tensor.clone(), about);
+            map.insert(tensor.clone(), name.clone().into());
+        }
+        let own = serde_json::to_vec(&own).unwrap();
+        let file = [(own.len() as u64).to_le_bytes().as_slice(), &own, &data].concat();
+        fs::write(dir.join(name), file).unwrap();
+    }
+    fs::remove_file(dir.join("model.safetensors")).unwrap();
+    fs::write(dir.join("model.safetensors.index.json"), serde_json::json!({ "weight_map": map }).to_string()).unwrap();
+    let cut = contents_at(&Origin::Directory(dir), &mut cache::Cache::default()).unwrap();
+    assert_eq!(cut.digest, whole.digest);
+    assert_eq!(cut.files.len(), whole.files.len() + 1);
+}
+
+#[test]
+fn contents_are_read_in_the_background_once_and_remembered_on_disk() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, kept) = (root.path().join("models"), root.path().join("contents.json"));
+    write_model(&dir.join("model"));
+    let library = Library::new(vec![dir.clone()], 1).with_contents_in(kept.clone());
+    let digest = story_digest();
+    let wait = |library: &Library| loop {
+        if let Some(contents) = library.contents(digest).unwrap() {
+            return contents;
+        }
+        std::thread::yield_now();
+    };
+    let origin = Origin::Directory(dir.join("model"));
+    assert_eq!(wait(&library), contents_at(&Origin::Builtin, &mut cache::Cache::default()).unwrap());
+    let first = contents_at(&origin, &mut cache::Cache::open(Some(&kept))).unwrap();
+    // With everything remembered nothing is read: not even a thread that was told to stop minds.
+    let stopped = AtomicBool::new(true);
+    let again = contents::read(&origin, &mut cache::Cache::open(Some(&kept)), &mut pace::Pace::new(&stopped)).unwrap();
+    assert_eq!(again, first);
+    let unread = contents::read(&origin, &mut cache::Cache::default(), &mut pace::Pace::new(&stopped));
+    assert_eq!(unread, Err(ModelError::GivenUp));
+    assert!(matches!(
+        loop {
+            match library.contents(Digest([7; 32])) {
+                Ok(None) => std::thread::yield_now(),
+                other => break other,
+            }
+        },
+        Err(ModelError::NotFound(_))
+    ));
+    library.stop_reading();
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use actix_web::http::StatusCode;
 use actix_web::web::{self, Data, Path};
 use actix_web::{HttpRequest, HttpResponse};
+use mesh_core::model::Layers;
+use mesh_core::plan::Stage;
 use mesh_core::records::{DeploymentStatus, Wish};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -10,7 +12,7 @@ use serde_json::json;
 use super::ApiState;
 use super::answers::read;
 use super::errors::ApiError;
-use crate::mesh::DeployError;
+use crate::mesh::{DeployError, Mesh};
 
 /// A model and how it is wished for: body of plan and deploy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -23,13 +25,28 @@ pub struct DeployRequest {
     pub context: Option<u32>,
     /// Streams of full context side by side; default 4.
     pub streams: Option<u16>,
+    /// Exactly these stages, first to last; nothing leaves it to the planner.
+    #[serde(default)]
+    pub place: Vec<PlaceRequest>,
+}
+
+/// Layers on a node, as a user writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceRequest {
+    /// The node's name, or the first digits of its id.
+    pub node: String,
+    /// The layers it is to hold.
+    pub layers: Layers,
 }
 
 impl DeployRequest {
-    /// As the planner takes it.
-    #[must_use]
-    pub fn wish(&self) -> Wish {
-        Wish { split: self.split, context: self.context, streams: self.streams.unwrap_or(crate::mesh::STREAMS_DEFAULT).max(1) }
+    /// As the planner takes it: names become ids.
+    async fn wish(&self, mesh: &Mesh) -> Result<Wish, DeployError> {
+        let mut place = Vec::new();
+        for wanted in &self.place {
+            place.push(Stage { node: mesh.node_named(&wanted.node).await?, layers: wanted.layers });
+        }
+        Ok(Wish { split: self.split, context: self.context, streams: self.streams.unwrap_or(crate::mesh::STREAMS_DEFAULT), place })
     }
 }
 
@@ -71,7 +88,7 @@ pub async fn status(state: Data<ApiState>) -> Result<HttpResponse, ApiError> {
 /// The model cannot be read, or the node has stopped.
 pub async fn plan(state: Data<ApiState>, request: HttpRequest, payload: web::Payload) -> Result<HttpResponse, ApiError> {
     let body: DeployRequest = read(&request, payload).await?;
-    let preview = state.mesh.plan(&body.model, body.wish()).await?;
+    let preview = state.mesh.plan(&body.model, body.wish(&state.mesh).await?).await?;
     Ok(HttpResponse::Ok().json(preview))
 }
 
@@ -81,7 +98,7 @@ pub async fn plan(state: Data<ApiState>, request: HttpRequest, payload: web::Pay
 /// The model cannot be read, the wish makes no sense, or the node has stopped.
 pub async fn deploy(state: Data<ApiState>, request: HttpRequest, payload: web::Payload) -> Result<HttpResponse, ApiError> {
     let body: DeployRequest = read(&request, payload).await?;
-    let (id, name) = state.mesh.deploy(&body.model, body.wish()).await?;
+    let (id, name) = state.mesh.deploy(&body.model, body.wish(&state.mesh).await?).await?;
     Ok(HttpResponse::Accepted().json(json!({ "id": id, "model": name })))
 }
 
@@ -104,6 +121,7 @@ impl From<DeployError> for ApiError {
         match error {
             DeployError::Model(_) => Self::invalid("model", message),
             DeployError::Unknown { .. } => Self::refused(StatusCode::NOT_FOUND, "model_not_found", message),
+            DeployError::Node(_) => Self::invalid("place", message),
             DeployError::Refused(_) => Self::invalid("", message),
             DeployError::Gone => Self::unavailable("shutting_down", message),
         }

@@ -14,6 +14,7 @@ use actix_web::{App, HttpServer, web};
 
 use crate::mesh::Mesh;
 use crate::settings::Api;
+pub use admin::{DeployRequest, PlaceRequest};
 use errors::ApiError;
 
 mod admin;

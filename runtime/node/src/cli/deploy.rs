@@ -8,22 +8,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use mesh_runtime::client::{segment, state_of, text};
 use serde_json::{Value, json};
 
+use super::wish::WishFlags;
 use super::{Target, human};
 
 /// Flags of `mesh deploy`.
 #[derive(Debug, Args)]
 pub struct Deploy {
-    /// A path, the name of a directory or GGUF file in a model directory, or `builtin:story`
-    model: String,
-    /// Exactly this many stages [default: as few as fit]
-    #[arg(long, value_name = "N")]
-    split: Option<u16>,
-    /// Tokens a stream may have, prompt included [default: what the model was made for and memory allows]
-    #[arg(long, value_name = "N")]
-    context: Option<u32>,
-    /// Streams of full context to keep memory for
-    #[arg(long, value_name = "N", default_value = "4")]
-    streams: u16,
+    #[command(flatten)]
+    wish: WishFlags,
     /// Wait until a token came out
     #[arg(long)]
     wait: bool,
@@ -53,14 +45,7 @@ impl Deploy {
     /// The node refused, or it did not become ready.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let client = self.target.client()?;
-        // A path means something here, not in the node's own directory.
-        let model = if std::path::Path::new(&self.model).exists() {
-            std::fs::canonicalize(&self.model)?.to_string_lossy().into_owned()
-        } else {
-            self.model.clone()
-        };
-        let body = json!({ "model": model, "split": self.split, "context": self.context, "streams": self.streams });
-        let answer = client.post("/mesh/v1/deployments", &body)?;
+        let answer = client.post("/mesh/v1/deployments", &self.wish.body())?;
         let (id, name) = (text(&answer["id"]), text(&answer["model"]));
         if self.wait {
             let bar = Bar::new(!self.json);

@@ -16,6 +16,7 @@ mod logs;
 mod run;
 mod show;
 mod status;
+mod wish;
 
 /// Runs one large language model over many machines and keeps answering while they leave, crash and reboot.
 #[derive(Debug, Parser)]

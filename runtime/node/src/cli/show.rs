@@ -6,8 +6,9 @@ use anyhow::Context;
 use clap::Args;
 use mesh_net::MeshSecret;
 use mesh_runtime::state::StateDir;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::wish::WishFlags;
 use super::{Target, human};
 use mesh_runtime::client::text;
 
@@ -44,17 +45,8 @@ impl Models {
 /// Flags of `mesh plan`.
 #[derive(Debug, Args)]
 pub struct Plan {
-    /// A path, the name of a directory or GGUF file in a model directory, or `builtin:story`
-    model: String,
-    /// Exactly this many stages
-    #[arg(long, value_name = "N")]
-    split: Option<u16>,
-    /// Tokens a stream may have
-    #[arg(long, value_name = "N")]
-    context: Option<u32>,
-    /// Streams of full context to keep memory for
-    #[arg(long, value_name = "N", default_value = "4")]
-    streams: u16,
+    #[command(flatten)]
+    wish: WishFlags,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -68,9 +60,7 @@ impl Plan {
     /// # Errors
     /// No node answers, or the model cannot be read.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let model = std::fs::canonicalize(&self.model).map_or_else(|_| self.model.clone(), |path| path.to_string_lossy().into_owned());
-        let body = json!({ "model": model, "split": self.split, "context": self.context, "streams": self.streams });
-        let preview = self.target.client()?.post("/mesh/v1/plan", &body)?;
+        let preview = self.target.client()?.post("/mesh/v1/plan", &self.wish.body())?;
         let fits = preview["outcome"]["Ok"].is_object();
         if self.json {
             println!("{}", serde_json::to_string_pretty(&preview)?);

@@ -86,13 +86,31 @@ fn deployment_text(deployment: &Value, names: &BTreeMap<String, String>) -> Stri
     if let Some(why) = details["why"].as_str() {
         out += &format!("  {why}\n");
     }
+    for pair in deployment["other_copies"].as_array().into_iter().flatten() {
+        out += &format!("  not used: {}\n", pair[1].as_str().unwrap_or_default());
+    }
     let plan = if record["plan"].is_object() { &record["plan"] } else { &details["plan"] };
     for (index, stage) in plan["stages"].as_array().into_iter().flatten().enumerate() {
         let id = text(stage, "node");
         let name = names.get(&id).cloned().unwrap_or_else(|| id.clone());
         out += &format!("  stage {index}  layers {:<10} on {name}\n", layers(&stage["layers"]));
     }
+    if let Some(wish) = unmet(record, plan, names) {
+        out += &format!("  asked for: {wish}; it goes back to that when it could be had for a while\n");
+    }
     out
+}
+
+/// What was wished for, if the plan is something else: a node is gone, and an answer beats a wish.
+fn unmet(record: &Value, plan: &Value, names: &BTreeMap<String, String>) -> Option<String> {
+    let (stages, wish) = (plan["stages"].as_array()?, &record["wish"]);
+    let place = wish["place"].as_array().filter(|place| !place.is_empty());
+    if let Some(place) = place.filter(|place| *place != stages) {
+        let name = |stage: &Value| names.get(&text(stage, "node")).cloned().unwrap_or_else(|| text(stage, "node"));
+        return Some(place.iter().map(|stage| format!("{} on {}", layers(&stage["layers"]), name(stage))).collect::<Vec<_>>().join(", "));
+    }
+    let split = wish["split"].as_u64().filter(|split| *split != stages.len() as u64)?;
+    Some(format!("{split} stages"))
 }
 
 fn layers(value: &Value) -> String {

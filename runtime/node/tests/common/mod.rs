@@ -15,6 +15,43 @@ pub fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "!! SKIPPED: {why}");
 }
 
+/// Where `cargo xtask model` puts what it fetches; `MESH_TEST_TARGET` names another place.
+pub fn fetched() -> PathBuf {
+    std::env::var_os("MESH_TEST_TARGET").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"), PathBuf::from)
+}
+
+/// The real model's name.
+pub const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1";
+/// What it is asked, and what it answers greedily as a helpful assistant.
+pub const QUESTION: &str = "What is the capital of France?";
+/// See [`QUESTION`].
+pub const ANSWER: &str = "The capital of France is Paris.";
+
+/// The directory of the real model, or a loud line and nothing.
+pub fn real_model() -> Option<PathBuf> {
+    let dir = fetched().join("models");
+    if dir.join(format!("{SMOLLM2}.gguf")).exists() {
+        return Some(dir);
+    }
+    skipped(&format!("the real model is not in {}; run `cargo xtask model`", dir.display()));
+    None
+}
+
+/// A Python that has the `openai` package, or a loud line and nothing.
+pub fn python() -> Option<PathBuf> {
+    let python = fetched().join("venv/bin/python");
+    if python.exists() {
+        return Some(python);
+    }
+    skipped(&format!("the openai package is not in {}; run `cargo xtask model`", python.display()));
+    None
+}
+
+/// The script that uses the `openai` package against a node. Arguments: URL, model, question, answer.
+pub fn openai_script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai_client.py")
+}
+
 /// The `mesh` program of this build.
 pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_mesh"))

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::ids::Digest;
-use crate::model::{LayerCost, Layers};
+use crate::model::{Contents, FileContents, LayerCost, Layers};
 use crate::records::{Capacity, RecordKey};
 use crate::wire::ShardState;
 
@@ -20,7 +20,12 @@ pub fn large_sheet() -> ModelSheet {
 
 /// Node `node` as it introduces itself, with the files of both models.
 pub fn node_record(node: usize, memory_bytes: u64) -> NodeRecord {
-    let held = |sheet: ModelSheet| HeldModel { layers: Layers::new(0, sheet.layer_count()), name: sheet.name, digest: sheet.digest };
+    let held = |sheet: ModelSheet| HeldModel {
+        layers: Layers::new(0, sheet.layer_count()),
+        name: sheet.name,
+        digest: sheet.digest,
+        contents: None,
+    };
     NodeRecord {
         node: NodeId([node as u8 + 1; 32]),
         name: format!("n{node}"),
@@ -65,6 +70,8 @@ struct Node {
     disk: BTreeMap<RecordKey, Record>,
     disk_full: bool,
     boot: u128,
+    /// Which copy of the models its files hold; 0 = they were not read yet.
+    copy: u8,
     frozen_until: u64,
     shards: BTreeMap<DeploymentId, Shard>,
     /// Peers it believes to be connected with, and in which life.
@@ -100,6 +107,7 @@ impl World {
             disk: BTreeMap::new(),
             disk_full: false,
             boot: 0,
+            copy: 0,
             frozen_until: 0,
             shards: BTreeMap::new(),
             met: BTreeMap::new(),
@@ -146,7 +154,20 @@ impl World {
     }
 
     fn record(&self, node: usize) -> NodeRecord {
-        NodeRecord { boot: BootId(self.nodes[node].boot), ..node_record(node, 1 << 30) }
+        let mut record = NodeRecord { boot: BootId(self.nodes[node].boot), ..node_record(node, 1 << 30) };
+        let copy = self.nodes[node].copy;
+        let files = || vec![FileContents { name: "model.safetensors".into(), hash: copy.into() }];
+        let contents = (copy > 0).then(|| Contents::new(Digest([copy; 32]), files()));
+        record.models.iter_mut().for_each(|held| held.contents.clone_from(&contents));
+        record
+    }
+
+    /// A node has read its files: they hold this copy.
+    pub fn read_files(&mut self, node: usize, copy: u8) {
+        if node < self.nodes.len() {
+            self.nodes[node].copy = copy;
+            self.mine(node);
+        }
     }
 
     pub fn restart(&mut self, node: usize) {
@@ -250,7 +271,7 @@ impl World {
             return;
         }
         let drawn = u128::from(self.draw(u64::MAX));
-        let (wish, mut effects) = (Wish { split, context: None, streams: 1 }, Vec::new());
+        let (wish, mut effects) = (Wish { split, context: None, streams: 1, place: Vec::new() }, Vec::new());
         let _ = self.core(node).deploy(drawn, sheet, wish, &mut effects);
         self.perform(node, effects);
     }

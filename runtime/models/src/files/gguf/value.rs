@@ -40,6 +40,33 @@ pub enum Value {
 }
 
 impl Value {
+    /// Feeds a hash, so that different values give different bytes.
+    pub(crate) fn digest(&self, hash: &mut blake3::Hasher) {
+        let mut put = |kind: u8, bytes: &[u8]| {
+            hash.update(&[kind]);
+            hash.update(&(bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        match self {
+            Self::U8(n) => put(0, &n.to_le_bytes()),
+            Self::I8(n) => put(1, &n.to_le_bytes()),
+            Self::U16(n) => put(2, &n.to_le_bytes()),
+            Self::I16(n) => put(3, &n.to_le_bytes()),
+            Self::U32(n) => put(4, &n.to_le_bytes()),
+            Self::I32(n) => put(5, &n.to_le_bytes()),
+            Self::U64(n) => put(6, &n.to_le_bytes()),
+            Self::I64(n) => put(7, &n.to_le_bytes()),
+            Self::F32(n) => put(8, &n.to_bits().to_le_bytes()),
+            Self::F64(n) => put(9, &n.to_bits().to_le_bytes()),
+            Self::Bool(yes) => put(10, &[u8::from(*yes)]),
+            Self::String(text) => put(11, text.as_bytes()),
+            Self::Array(values) => {
+                put(12, &(values.len() as u64).to_le_bytes());
+                values.iter().for_each(|value| value.digest(hash)); // files of the field have one level, the reader allows four
+            }
+        }
+    }
+
     /// As a whole number, if it is one that is not negative.
     #[must_use]
     pub fn as_u64(&self) -> Option<u64> {
