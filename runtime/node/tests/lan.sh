@@ -1,4 +1,4 @@
-# Runs inside user, mount, pid and network namespaces of its own: `lan.sh PROGRAM SCRATCH SCENARIO`.
+# Runs inside user, mount, pid and network namespaces of its own: `lan.sh PROGRAM SCRATCH SCENARIO [MORE…]`.
 # A bridge stands for the switch; each machine is a network namespace with one veth and one 169.254 address.
 set -euo pipefail
 program=$1 scratch=$2 scenario=$3
@@ -46,7 +46,9 @@ for i in 1 2 3; do
   invitation=$token
   # The third machine belongs to a mesh of its own in this scenario.
   [ "$scenario" = strangers ] && [ $i = 3 ] && invitation=$(on 3 token --new --mesh other)
-  on $i join "$invitation" --name machine-$i --threads 1 --memory 256M >"$scratch/$i/out" 2>&1 &
+  lend=(--memory 256M)
+  [ "$scenario" = real ] && lend=(--memory 1G --model-dir "$4")
+  on $i join "$invitation" --name machine-$i --threads 1 "${lend[@]}" >"$scratch/$i/out" 2>&1 &
 done
 
 if [ "$scenario" = strangers ]; then
@@ -57,6 +59,21 @@ if [ "$scenario" = strangers ]; then
 fi
 
 for i in 1 2 3; do wait_for 10 "machine $i sees three" sees $i 3; done
+
+if [ "$scenario" = real ]; then
+  model=$5 question=$6 answer=$7 python=$8 script=$9
+  on 3 deploy "$model" --split 3 --context 1024 --streams 2 --wait --timeout-s 120 >/dev/null || fail "deploy"
+  for i in 1 2 3; do
+    said=$(on $i run "$model" "$question" --system "You are a helpful assistant." --temperature 0 --max-tokens 32) || fail "machine $i does not answer"
+    [ "$said" = "$answer" ] || fail "machine $i said: $said"
+  done
+  if [ -n "$python" ]; then
+    for i in 1 2 3; do
+      ip netns exec m$i "$python" "$script" http://127.0.0.1:8477 "$model" "$question" "$answer" || fail "the openai package at machine $i"
+    done
+  fi
+  exit 0
+fi
 on 2 deploy builtin:story --split 3 --wait --timeout-s 60 >/dev/null || fail "deploy"
 for i in 1 2 3; do
   story=$(on $i run builtin:story "Tell me a story about a robot." --temperature 0) || fail "machine $i does not answer"

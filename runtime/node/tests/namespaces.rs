@@ -24,6 +24,11 @@ fn may_make_namespaces() -> bool {
 }
 
 fn on_a_lan(scenario: &str) {
+    on_a_lan_with(scenario, &[]);
+}
+
+/// `more` follows the scenario's name on the script's command line.
+fn on_a_lan_with(scenario: &str, more: &[&std::ffi::OsStr]) {
     if !may_make_namespaces() {
         return;
     }
@@ -33,6 +38,7 @@ fn on_a_lan(scenario: &str) {
         .arg(common::program())
         .arg(scratch.path())
         .arg(scenario)
+        .args(more)
         .output()
         .expect("unshare runs");
     assert!(
@@ -56,4 +62,15 @@ fn a_container_bridge_with_the_same_address_everywhere_is_no_lan() {
 #[test]
 fn a_mesh_of_another_name_stays_apart() {
     on_a_lan("strangers");
+}
+
+#[test]
+fn three_machines_with_link_local_addresses_answer_with_a_real_model_whichever_is_asked() {
+    let Some(models) = common::real_model() else { return };
+    let python = common::python().map_or_else(Default::default, std::path::PathBuf::into_os_string);
+    let script = common::openai_script();
+    on_a_lan_with(
+        "real",
+        &[models.as_ref(), common::SMOLLM2.as_ref(), common::QUESTION.as_ref(), common::ANSWER.as_ref(), &python, script.as_ref()],
+    );
 }
