@@ -1,4 +1,4 @@
-//! The loop on the carrier's thread: turns what libp2p, the links and the handle say into inputs of the liveness core,
+//! The loop on the carrier's thread: turns what libp2p, the links and the handle say into inputs of the membership core,
 //! and performs its effects. Nothing here waits for one peer.
 
 mod dialling;
@@ -14,7 +14,7 @@ use libp2p::gossipsub::{self, IdentTopic};
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm};
 use mesh_core::ids::{NodeId, Time};
-use mesh_core::liveness::{Death, Effect, Input, LinkId, Liveness};
+use mesh_core::membership::{Death, Effect, Input, LinkId, Membership};
 use mesh_core::ports::{CarrierEvent, Clock};
 use mesh_core::records::NodeRecord;
 use mesh_core::wire::{self, Message};
@@ -84,7 +84,7 @@ pub struct Driver {
     swarm: Swarm<Behaviour>,
     shared: Arc<Shared>,
     clock: SystemClock,
-    core: Liveness,
+    core: Membership,
     greeting: Greeting,
     topic: IdentTopic,
     connections: BTreeMap<LinkId, Connection>,
@@ -136,7 +136,7 @@ impl Driver {
         let mut dialer = Dialer::new(*swarm.local_peer_id());
         config.peers.iter().try_for_each(|peer| dialer.add(now, peer, true)).map_err(NetError::Peer)?;
         Ok(Self {
-            core: Liveness::new(shared.me, config.timings, rand::random()),
+            core: Membership::new(shared.me, config.timings, rand::random()),
             greeting: Greeting { protocol: config.protocol, program: config.program, mesh: config.mesh },
             lonely_at: discover.then(|| now.plus_ms(LONELY_MS)),
             swarm,

@@ -3,7 +3,7 @@
 //!
 //! One [`Net`] is one OS thread with its own current-thread runtime, so heartbeats never wait for an actor or an engine.
 //! The decisions (who is alive, which of two links is used, clone or restart) are made by the pure
-//! [`mesh_core::liveness`]; this crate performs them.
+//! [`mesh_core::membership`]; this crate performs them.
 //!
 //! The layers of a connection: TCP → the mesh secret ([`admit`], pnet) → noise (the peer's key) → yamux → one control
 //! stream ([`control`], [`frame`], [`link`]) beside gossipsub.
@@ -38,7 +38,7 @@ pub use clock::{SystemClock, SystemEntropy};
 pub use counters::Counts;
 pub use interfaces::{Interface, interfaces};
 pub use key::{KeyError, NodeKey};
-pub use mesh_core::liveness::Timings;
+pub use mesh_core::membership::Timings;
 pub use net::{Net, NetConfig, NetError};
 pub use secret::{MeshSecret, SecretError};
 pub use token::{Token, TokenError};

@@ -13,7 +13,7 @@ use futures::io::{ReadHalf, WriteHalf};
 use futures::{AsyncReadExt, AsyncWriteExt};
 use libp2p::Stream;
 use mesh_core::ids::NodeId;
-use mesh_core::liveness::LinkId;
+use mesh_core::membership::LinkId;
 use mesh_core::wire::{self, DecodeError, Message};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -27,7 +27,7 @@ const HEART_QUEUE_MAX: usize = 64;
 const MARK_BYTES: u64 = 16 << 10;
 /// Payload that may be unechoed: 0.26 s at 1 Mbit/s; four times as much made suspicions (not deaths) every second there.
 const WINDOW_BYTES: u64 = 2 * MARK_BYTES;
-/// Set in the nonces of marked pings; the liveness core never sets it.
+/// Set in the nonces of marked pings; the membership core never sets it.
 pub const MARK: u64 = 1 << 63;
 
 /// What the writer sends before everything else.

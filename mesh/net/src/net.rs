@@ -9,7 +9,7 @@ use dashmap::DashMap;
 use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
 use mesh_core::ids::NodeId;
-use mesh_core::liveness::Timings;
+use mesh_core::membership::Timings;
 use mesh_core::ports::{Carrier, CarrierEvent, SendError};
 use mesh_core::records::{NodeRecord, Record};
 use mesh_core::wire::{self, Message};

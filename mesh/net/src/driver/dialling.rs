@@ -6,7 +6,7 @@ use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use mesh_core::ids::{NodeId, Time};
-use mesh_core::liveness::Input;
+use mesh_core::membership::Input;
 use mesh_core::ports::Clock;
 
 use super::Driver;

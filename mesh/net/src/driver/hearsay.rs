@@ -4,7 +4,7 @@ use libp2p::Multiaddr;
 use mesh_core::ids::NodeId;
 #[cfg(feature = "mdns")]
 use mesh_core::ids::Time;
-use mesh_core::liveness::{Input, LinkId};
+use mesh_core::membership::{Input, LinkId};
 use mesh_core::ports::{CarrierEvent, Clock};
 use mesh_core::records::{NodeRecord, NodeState, Record};
 use mesh_core::wire;

@@ -7,7 +7,7 @@ use libp2p::core::ConnectedPoint;
 use libp2p::swarm::{ConnectionId, ListenError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId};
 use mesh_core::ids::{NodeId, Time};
-use mesh_core::liveness::{Closing, Input, LinkId};
+use mesh_core::membership::{Closing, Input, LinkId};
 use mesh_core::ports::{CarrierEvent, Clock};
 use mesh_core::wire::{self, Message};
 

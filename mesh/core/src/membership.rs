@@ -251,7 +251,7 @@ impl Peer {
 
 /// The state of all links and lives.
 #[derive(Clone, Debug)]
-pub struct Liveness {
+pub struct Membership {
     me: NodeId,
     timings: Timings,
     seed: u64,
@@ -263,7 +263,7 @@ pub struct Liveness {
     expected: Option<Time>,
 }
 
-impl Liveness {
+impl Membership {
     /// Knows nobody yet. `seed` makes the nonces unpredictable to others.
     #[must_use]
     pub fn new(me: NodeId, timings: Timings, seed: u64) -> Self {

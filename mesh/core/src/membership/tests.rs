@@ -3,7 +3,7 @@
 use super::*;
 
 struct Script {
-    core: Liveness,
+    core: Membership,
     nonces: Vec<u64>,
 }
 
@@ -56,7 +56,7 @@ impl Script {
 }
 
 fn play(table: &str) {
-    let mut script = Script { core: Liveness::new(node("m"), Timings::default(), 7), nonces: Vec::new() };
+    let mut script = Script { core: Membership::new(node("m"), Timings::default(), 7), nonces: Vec::new() };
     for line in table.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let (left, right) = line.split_once("=>").expect("an arrow");
         let words: Vec<&str> = left.split_whitespace().collect();
@@ -321,7 +321,7 @@ proptest::proptest! {
     /// Whatever the order of inputs: no panic, every wake lies ahead, deaths and ups alternate, and links in use are known.
     #[test]
     fn any_history_is_survived(history in proptest::collection::vec((0_u64..400, 0_u8..8, 0_u64..6, 0_u8..2, 0_u128..2), 1..300)) {
-        let mut core = Liveness::new(node("m"), Timings::default(), 3);
+        let mut core = Membership::new(node("m"), Timings::default(), 3);
         let (mut now, mut sent, mut up) = (Time::default(), Vec::new(), std::collections::BTreeSet::new());
         let mut next_link = 0;
         for (ms, kind, link, who, boot) in history {
