@@ -204,6 +204,8 @@ pub struct SeenNode {
     pub record: NodeRecord,
     /// How it looks from here.
     pub health: Health,
+    /// Why it is suspected, in words.
+    pub why: Option<String>,
 }
 
 /// A deployment as seen from here.

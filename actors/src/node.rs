@@ -308,12 +308,14 @@ impl StreamHandler<CarrierEvent> for NodeActor {
                 tracing::info!(node = %record.node.short(), name = record.name, incarnation = record.incarnation, "node is up");
                 self.step(Input::Up(record), ctx);
             }
-            CarrierEvent::Suspect(node) => self.step(Input::Suspect(node), ctx),
+            CarrierEvent::Suspect { node, why } => self.step(Input::Suspect { node, why }, ctx),
             CarrierEvent::Trusted(node) => self.step(Input::Trusted(node), ctx),
             CarrierEvent::Down { node, why } => {
                 tracing::info!(node = %node.short(), why, "node is down");
                 self.step(Input::Down(node), ctx);
             }
+            CarrierEvent::Waking => self.step(Input::Waking, ctx),
+            CarrierEvent::Awake => self.step(Input::Awake, ctx),
             // The router handed it back: the shard was not here a moment ago. Its offers are repeated.
             CarrierEvent::Heard { from, message: message @ Message::Lane(_) } => self.shards.lane(from, message),
             CarrierEvent::Heard { from, message } => self.step(Input::Heard { from, message }, ctx),

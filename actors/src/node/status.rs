@@ -16,7 +16,11 @@ impl NodeActor {
     pub(super) fn status(&self) -> NodeStatus {
         let now = self.parts.clock.now();
         let directory = self.core.directory();
-        let seen = |record: &NodeRecord| SeenNode { health: self.core.health(record.node), record: record.clone() };
+        let seen = |record: &NodeRecord| SeenNode {
+            health: self.core.health(record.node),
+            why: self.core.suspicion(record.node).map(str::to_owned),
+            record: record.clone(),
+        };
         let deployments = directory.deployments().filter(|record| !record.deleted);
         NodeStatus {
             me: self.parts.me.node,

@@ -36,10 +36,13 @@ pub const EXCHANGE_MS: u64 = 2_000;
 pub const TICK_MS: u64 = 1_000;
 /// A step that comes so late was not late by itself: the process was frozen or the machine slept.
 const JUMP_MS: u64 = 3 * TICK_MS;
-/// After a jump nothing is published until peers had this long to correct us (two probe periods and a digest).
-const HUSH_MS: u64 = 2_500;
+/// After a jump of our own, the carrier gets so long to say [`Input::Waking`]: its thread stood still as we did, and notices
+/// within a probe period. If it says nothing, only this thread was late, and nothing is wrong.
+const WAKE_GRACE_MS: u64 = 500;
+/// Published again at the latest so long after [`Input::Waking`]; the carrier's own limit is shorter.
+const WAKING_MS_MAX: u64 = 15_000;
 
-const _: () = assert!(HUSH_MS > EXCHANGE_MS && JUMP_MS > TICK_MS);
+const _: () = assert!(JUMP_MS > TICK_MS && WAKING_MS_MAX > WAKE_GRACE_MS);
 
 /// What happens to the core.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,12 +58,21 @@ pub enum Input {
     Gossip(Record),
     /// A node greeted us.
     Up(NodeRecord),
-    /// Its echoes are overdue.
-    Suspect(NodeId),
+    /// Its echoes are overdue. Said again when the reason changes.
+    Suspect {
+        /// Who.
+        node: NodeId,
+        /// In words.
+        why: String,
+    },
     /// It echoed again.
     Trusted(NodeId),
     /// It is held dead.
     Down(NodeId),
+    /// The carrier noticed that this process stood still (R8).
+    Waking,
+    /// Every peer has echoed since, or missed its probes.
+    Awake,
     /// What this node holds or does has changed.
     Mine {
         /// Models whose files it can read.
@@ -169,10 +181,12 @@ pub enum Health {
 }
 
 /// What is known about a peer beyond its record.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Peer {
     health: Health,
     boot: BootId,
+    /// Why it is suspected, in words.
+    why: String,
 }
 
 /// What is known of a deployment beyond its record. Volatile: a restart begins with an empty desk.
@@ -233,9 +247,11 @@ impl Deployments {
             Input::Heard { from, message } => self.on_heard(now, from, message, effects),
             Input::Gossip(record) => self.on_record(now, record, effects),
             Input::Up(record) => self.on_up(now, record, effects),
-            Input::Suspect(node) => self.on_suspect(node),
+            Input::Suspect { node, why } => self.on_suspect(node, why),
             Input::Trusted(node) => self.on_trusted(now, node),
             Input::Down(node) => self.on_down(now, node, effects),
+            Input::Waking => self.on_waking(now, effects),
+            Input::Awake => self.hush_until = now,
             Input::Mine { models, shards, state } => self.on_mine(now, models, shards, state, effects),
             Input::MyShard(report) => self.on_my_shard(now, report, effects),
             Input::ShardLost(deployment) => self.on_shard_lost(now, deployment, effects),
@@ -277,6 +293,12 @@ impl Deployments {
             Some(peer) => peer.health,
             None => Health::Unmet,
         }
+    }
+
+    /// Why a node is suspected, in words.
+    #[must_use]
+    pub fn suspicion(&self, node: NodeId) -> Option<&str> {
+        (self.health(node) == Health::Suspect).then(|| self.peers.get(&node).map(|peer| peer.why.as_str())).flatten()
     }
 
     /// While a deployment loads, as its coordinator hears it: (node, bytes in memory, bytes to load).
@@ -458,8 +480,8 @@ impl Deployments {
         if node == self.me.node {
             return;
         }
-        let former = self.peers.insert(node, Peer { health: Health::Up, boot });
-        if former.is_some_and(|former| former.boot != boot && former.health != Health::Down) {
+        let former = self.peers.insert(node, Peer { health: Health::Up, boot, why: String::new() });
+        if former.as_ref().is_some_and(|former| former.boot != boot && former.health != Health::Down) {
             effects.push(Effect::NodeGone(node)); // it restarted so fast that nobody held it dead
         }
         if former.is_some_and(|former| former.boot != boot) {
@@ -470,9 +492,9 @@ impl Deployments {
         self.tell_everything(node, effects);
     }
 
-    fn on_suspect(&mut self, node: NodeId) {
-        if let Some(peer) = self.peers.get_mut(&node).filter(|peer| peer.health == Health::Up) {
-            peer.health = Health::Suspect;
+    fn on_suspect(&mut self, node: NodeId, why: String) {
+        if let Some(peer) = self.peers.get_mut(&node).filter(|peer| matches!(peer.health, Health::Up | Health::Suspect)) {
+            (peer.health, peer.why) = (Health::Suspect, why);
         }
     }
 
@@ -500,7 +522,14 @@ impl Deployments {
         self.desks.entry(id).or_default()
     }
 
-    /// R8: after a freeze, deadlines move by it, and nothing is published until others could correct us.
+    /// R8: we may have been away. Nothing is published until the carrier says that all have answered; meanwhile records
+    /// are compared with all, so that we know what was decided without us.
+    fn on_waking(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.hush_until = now.plus_ms(WAKING_MS_MAX);
+        self.compare_with_all(effects);
+    }
+
+    /// R8: after a freeze, deadlines move by it, and the carrier gets a moment to say whether it stood still too.
     fn notice_jump(&mut self, now: Time) {
         let gap_ms = now.ms_since(self.last);
         if gap_ms > JUMP_MS {
@@ -512,7 +541,7 @@ impl Deployments {
             if self.settle_until > self.last {
                 self.settle_until = self.settle_until.plus_ms(jump_ms);
             }
-            (self.hush_until, self.exchange_at) = (now.plus_ms(HUSH_MS), now);
+            (self.hush_until, self.exchange_at) = (self.hush_until.max(now.plus_ms(WAKE_GRACE_MS)), now);
         }
         self.last = self.last.max(now);
     }

@@ -67,8 +67,13 @@ pub enum SendError {
 pub enum CarrierEvent {
     /// A node greeted us and both sides accepted. Carries its own record.
     Up(NodeRecord),
-    /// A node's echoes are overdue but it is not held dead yet.
-    Suspect(NodeId),
+    /// A node's echoes are overdue but it is not held dead yet. Said again when the reason changes.
+    Suspect {
+        /// Who.
+        node: NodeId,
+        /// In words: silent, its connection ended, reached only through another node (F13).
+        why: String,
+    },
     /// A suspected node echoed again.
     Trusted(NodeId),
     /// No link echoes, or the connection ended and a redial was refused: held dead until it greets again.
@@ -78,6 +83,10 @@ pub enum CarrierEvent {
         /// In words, for the log.
         why: String,
     },
+    /// This process was frozen, slept or starved: publish nothing, what is known of others may be old (R8).
+    Waking,
+    /// Every node has answered a fresh probe since then, or missed it.
+    Awake,
     /// A control message arrived that no fast route took.
     Heard {
         /// From whom, authenticated.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::generation::{AttemptTag, Open, Refusal, TokenOut};
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash, PrefixHash, StreamId};
+use crate::membership::Word;
 use crate::model::Layers;
 use crate::plan::Plan;
 use crate::records::{NodeRecord, Record, RecordKey};
@@ -63,6 +64,11 @@ pub enum Message {
     Token(TokenOut),
     /// Stage to owner: this stream cannot go on.
     StreamFailed(StreamFailed),
+
+    /// Member to member about a third one; handled inside the carrier, overtakes other mail.
+    Word(Word),
+    /// One hash of all I have. Answered by a `Digest` if the other's is not the same.
+    Summary(u64),
 }
 
 /// Who I am and what I speak.

@@ -14,7 +14,7 @@ use libp2p::gossipsub::{self, IdentTopic};
 use libp2p::swarm::{ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm};
 use mesh_core::ids::{NodeId, Time};
-use mesh_core::membership::{Death, Effect, Input, LinkId, Membership};
+use mesh_core::membership::{Death, Effect, Input, LinkId, Membership, Suspicion, Word};
 use mesh_core::ports::{CarrierEvent, Clock};
 use mesh_core::records::NodeRecord;
 use mesh_core::wire::{self, Message};
@@ -136,7 +136,7 @@ impl Driver {
         let mut dialer = Dialer::new(*swarm.local_peer_id());
         config.peers.iter().try_for_each(|peer| dialer.add(now, peer, true)).map_err(NetError::Peer)?;
         Ok(Self {
-            core: Membership::new(shared.me, config.timings, rand::random()),
+            core: Membership::new(shared.me, config.me.boot, config.timings, rand::random()),
             greeting: Greeting { protocol: config.protocol, program: config.program, mesh: config.mesh },
             lonely_at: discover.then(|| now.plus_ms(LONELY_MS)),
             swarm,
@@ -223,10 +223,38 @@ impl Driver {
             Effect::Redial(node) => self.redial(node),
             Effect::Up { node, link, .. } => self.on_up(node, link),
             Effect::Moved { node, link } => self.on_moved(node, link),
-            Effect::Suspect(node) => self.shared.tell(CarrierEvent::Suspect(node)),
+            Effect::Tell { to, word } => self.say(to, word),
+            Effect::Suspect { node, why } => self.on_suspect(node, why),
             Effect::Trusted(node) => self.shared.tell(CarrierEvent::Trusted(node)),
             Effect::Down { node, why } => self.on_down(node, &why),
+            Effect::Waking => {
+                tracing::info!("this process stood still for a while: nothing is published until the others have answered");
+                self.shared.tell(CarrierEvent::Waking);
+            }
+            Effect::Awake => self.shared.tell(CarrierEvent::Awake),
         }
+    }
+
+    /// Words about third nodes overtake other mail, as heartbeats do.
+    fn say(&mut self, to: NodeId, word: Word) {
+        if let Some(link) = self.in_use.get(&to) {
+            self.beat(*link, &Message::Word(word));
+        }
+    }
+
+    fn on_suspect(&mut self, node: NodeId, why: Suspicion) {
+        let why = match why {
+            Suspicion::OnlyThrough(other) => format!("reached only through {}", self.name_of(other)),
+            why => why.to_string(),
+        };
+        tracing::info!(%node, why, "a node is suspected");
+        self.shared.tell(CarrierEvent::Suspect { node, why });
+    }
+
+    /// What a node calls itself, as far as its hello on a link that is open says.
+    fn name_of(&self, node: NodeId) -> String {
+        let mut records = self.connections.values().filter(|connection| connection.node == node).filter_map(|c| c.record.as_ref());
+        records.next().map_or_else(|| node.short(), |record| record.name.clone())
     }
 
     fn on_up(&mut self, node: NodeId, link: LinkId) {

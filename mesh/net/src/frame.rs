@@ -3,7 +3,7 @@
 //! A message is `wire::encode(Message)`. It travels in one or more parts, each behind a 32-bit little-endian header:
 //! bits 0..16 length (1 to [`PART_BYTES_MAX`]), bits 28..30 class, bit 30 "last part"; the rest is zero. Parts of one
 //! class follow each other; parts of different classes may alternate. Three classes: heart (hello, ping, pong, goodbye)
-//! before control before bulk (digests and records).
+//! before control before bulk (digests and records). Words about third nodes are of the heart class too.
 
 use futures::{AsyncRead, AsyncReadExt};
 use mesh_core::wire::MESSAGE_BYTES_MAX;
@@ -16,7 +16,7 @@ const _: () = assert!(PART_BYTES_MAX < 1 << 16);
 /// What goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Hello, ping, pong, goodbye.
+    /// Hello, ping, pong, goodbye, words about third nodes.
     Heart,
     /// All other control messages.
     Control,

@@ -117,7 +117,7 @@ impl Outbox {
 
 fn class_of(message: &Message) -> Class {
     match message {
-        Message::Digest(_) | Message::Want(_) | Message::Records(_) => Class::Bulk,
+        Message::Digest(_) | Message::Summary(_) | Message::Want(_) | Message::Records(_) => Class::Bulk,
         _ => Class::Control,
     }
 }

@@ -1,9 +1,12 @@
-//! How records get around besides gossip: everything to a joiner, and digests to one node after the other.
+//! How records get around besides gossip: everything to a joiner, and summaries to one node after the other.
+//!
+//! A summary is one hash of all records. Equal summaries end the exchange; else the other side answers with its digest, and
+//! both send each other what differs. So a quiet mesh pays a few bytes, and only for what changed a digest.
 
 use crate::directory::in_pieces;
 use crate::ids::{NodeId, Time};
 use crate::records::{Record, RecordKey};
-use crate::wire::Message;
+use crate::wire::{self, Message};
 
 use super::{Deployments, EXCHANGE_MS, Effect, Health};
 
@@ -13,6 +16,9 @@ const WANTED_MAX: usize = crate::directory::NODES_MAX + crate::directory::DEPLOY
 impl Deployments {
     pub(super) fn on_heard(&mut self, now: Time, from: NodeId, message: Message, effects: &mut Vec<Effect>) {
         match message {
+            Message::Summary(theirs) if theirs != self.summary() => {
+                effects.push(Effect::Send { to: from, message: Message::Digest(self.directory.digest()) });
+            }
             Message::Digest(digest) => self.on_digest(from, &digest, effects),
             Message::Want(keys) => {
                 let records = keys.into_iter().take(WANTED_MAX).filter_map(|key| self.directory.record(key)).collect();
@@ -38,7 +44,8 @@ impl Deployments {
         send_records(to, self.directory.all(), effects);
     }
 
-    /// Digests go round: to each live node in turn, so that what gossip lost is found within (nodes × 2 s).
+    /// Summaries go round: to each live node in turn, so that what gossip lost is found within (nodes × 2 s), and sooner
+    /// through others. Each begins behind itself in the order of ids: so at any time every node hears from one other.
     pub(super) fn exchange(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if now < self.exchange_at {
             return;
@@ -46,9 +53,23 @@ impl Deployments {
         self.exchange_at = now.plus_ms(EXCHANGE_MS);
         let live: Vec<NodeId> = self.live_peers();
         if !live.is_empty() {
+            let behind_me = live.iter().filter(|node| **node < self.me.node).count();
+            let to = live[(behind_me + self.exchange_turn) % live.len()];
             self.exchange_turn = (self.exchange_turn + 1) % live.len();
-            effects.push(Effect::Send { to: live[self.exchange_turn], message: Message::Digest(self.directory.digest()) });
+            effects.push(Effect::Send { to, message: Message::Summary(self.summary()) });
         }
+    }
+
+    /// To all at once: when what we know may be old.
+    pub(super) fn compare_with_all(&self, effects: &mut Vec<Effect>) {
+        let summary = self.summary();
+        effects.extend(self.live_peers().into_iter().map(|to| Effect::Send { to, message: Message::Summary(summary) }));
+    }
+
+    /// One hash of all records.
+    fn summary(&self) -> u64 {
+        // A digest is far below the limit of a message: see the bounds of a directory.
+        wire::encode(&self.directory.digest()).map_or(0, |bytes| xxhash_rust::xxh3::xxh3_64(&bytes))
     }
 
     /// Peers that echo, in order of id.

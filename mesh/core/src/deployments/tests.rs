@@ -291,8 +291,8 @@ fn step_lone(core: &mut Deployments, now: Time, input: Input) -> usize {
     published
 }
 
-#[test]
-fn after_a_freeze_nothing_is_published_until_others_could_correct_us() {
+/// A lone node that waits for memory and stops for twenty seconds; and when it is woken.
+fn frozen_while_it_waits() -> (Deployments, Time) {
     let start = Time(1_000_000_000);
     let mut core = Deployments::new(start, world::node_record(0, 1 << 28), Vec::new());
     let mut effects = Vec::new();
@@ -300,13 +300,29 @@ fn after_a_freeze_nothing_is_published_until_others_could_correct_us() {
     core.deploy(7, world::large_sheet(), wish, &mut effects).expect("a plain wish");
     let Some(Effect::Publish(record)) = effects.pop() else { panic!("it is published") };
     assert!(step_lone(&mut core, start, Input::Saved(record)) > 0, "it waits for memory");
-    // The process stops for twenty seconds. The first thing it hears would let it plan.
-    let woken = start.plus_ms(20_000);
+    (core, start.plus_ms(20_000))
+}
+
+#[test]
+fn after_a_freeze_nothing_is_published_until_all_have_answered() {
+    let (mut core, woken) = frozen_while_it_waits();
+    // The first thing it hears would let it plan.
     let large = world::node_record(1, 8 << 30);
-    assert_eq!(step_lone(&mut core, woken, Input::Up(large)), 0);
-    assert_eq!(step_lone(&mut core, woken.plus_ms(1_000), Input::Elapsed), 0);
-    assert_eq!(step_lone(&mut core, woken.plus_ms(2_000), Input::Elapsed), 0);
-    assert!(step_lone(&mut core, woken.plus_ms(3_000), Input::Elapsed) > 0, "now it plans");
+    assert_eq!(step_lone(&mut core, woken, Input::Up(large.clone())), 0);
+    let mut effects = Vec::new();
+    core.step(woken.plus_ms(100), Input::Waking, &mut effects);
+    let compares = |effect: &Effect| matches!(effect, Effect::Send { to, message: Message::Summary(_) } if *to == large.node);
+    assert!(effects.iter().any(compares), "it asks at once what was decided without it");
+    assert!((200..9_000).step_by(800).all(|ms| step_lone(&mut core, woken.plus_ms(ms), Input::Elapsed) == 0));
+    assert!(step_lone(&mut core, woken.plus_ms(9_000), Input::Awake) > 0, "now it plans");
+}
+
+#[test]
+fn a_thread_that_was_late_by_itself_is_mute_for_a_moment_only() {
+    let (mut core, woken) = frozen_while_it_waits();
+    assert_eq!(step_lone(&mut core, woken, Input::Up(world::node_record(1, 8 << 30))), 0);
+    assert_eq!(step_lone(&mut core, woken.plus_ms(400), Input::Elapsed), 0);
+    assert!(step_lone(&mut core, woken.plus_ms(600), Input::Elapsed) > 0, "now it plans");
 }
 
 fn stages(world: &mut World) -> Vec<NodeId> {

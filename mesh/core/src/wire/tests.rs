@@ -147,6 +147,16 @@ fn every_message() -> Vec<Message> {
         }),
         Message::StreamFailed(StreamFailed { tag: TAG, stage: 1, why: "x".to_owned() }),
     ];
+    let words = [
+        Word::Ask { suspect: NODE, nonce: 7 },
+        Word::Ping { origin: NODE, nonce: u64::MAX },
+        Word::Echo { origin: NODE, nonce: 7, boot: BootId(u128::MAX) },
+        Word::Brought { suspect: NODE, nonce: 7, boot: BootId(2) },
+        Word::Suspect { node: NODE, boot: BootId(2), refuted: 1 },
+        Word::Refute { refuted: 2 },
+    ];
+    all.extend(words.map(Message::Word));
+    all.push(Message::Summary(u64::MAX));
     all.push(Message::Records(statuses.into_iter().map(deployment).collect()));
     all.extend(refusals.into_iter().map(|refusal| Message::Opened(Opened { tag: TAG, stage: 0, answer: Err(refusal) })));
     all
@@ -176,6 +186,8 @@ fn a_token_costs_few_bytes() {
 fn the_bytes_of_a_message_are_what_they_were() {
     assert_eq!(encode(&Message::Ping(1)).expect("short"), [2, 1]);
     assert_eq!(encode(&Message::Pong(300)).expect("short"), [3, 251, 44, 1]);
+    assert_eq!(encode(&Message::Word(Word::Refute { refuted: 3 })).expect("short"), [17, 5, 3]);
+    assert_eq!(encode(&Message::Summary(1)).expect("short"), [18, 1]);
     assert_eq!(
         encode(&Message::Want(vec![RecordKey::Deployment(DeploymentId(1))])).expect("short"),
         [&[5, 1, 1][..], &[0; 15], &[1]].concat()
@@ -198,7 +210,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_gives_a_message_or_an_error(which in 0_usize..28, at in 0_usize..4096, byte in any::<u8>()) {
+    fn a_changed_byte_gives_a_message_or_an_error(which in 0_usize..35, at in 0_usize..4096, byte in any::<u8>()) {
         let all = every_message();
         let mut bytes = encode(&all[which % all.len()]).expect("short");
         let at = at % bytes.len();

@@ -156,6 +156,11 @@ impl Driver {
             Message::Pong(nonce) if nonce & MARK != 0 => self.push(id, Beat::Marked(nonce)),
             Message::Pong(nonce) => self.inputs.push_back(Input::Echo { link: id, nonce }),
             Message::Goodbye(text) => self.on_goodbye(id, text),
+            Message::Word(word) => {
+                if let Some(from) = self.connections.get(&id).map(|connection| connection.node) {
+                    self.inputs.push_back(Input::Heard { from, word });
+                }
+            }
             _ => {} // a hello said twice, or something else in the wrong class: harmless
         }
     }

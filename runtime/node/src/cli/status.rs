@@ -63,6 +63,9 @@ pub fn table(status: &Value) -> String {
             memory,
             shards.join(" "),
         );
+        if let Some(why) = node["why"].as_str() {
+            out += &format!("    {why}\n");
+        }
     }
     for deployment in status["deployments"].as_array().into_iter().flatten() {
         out += &deployment_text(deployment, &names);
@@ -129,7 +132,7 @@ fn cut(text: &str, width: usize) -> String {
 pub struct Watcher {
     mesh: Mesh,
     show: bool,
-    nodes: BTreeMap<NodeId, (Health, u64)>,
+    nodes: BTreeMap<NodeId, (Health, u64, Option<String>)>,
     deployments: BTreeMap<String, String>,
     notices: usize,
 }
@@ -160,14 +163,14 @@ impl Watcher {
 
     fn nodes(&mut self, status: &NodeStatus) {
         for seen in status.nodes.iter().filter(|seen| seen.record.node != status.me && seen.health != Health::Unmet) {
-            let now = (seen.health, seen.record.incarnation);
-            let before = self.nodes.insert(seen.record.node, now);
+            let now = (seen.health, seen.record.incarnation, seen.why.clone());
+            let before = self.nodes.insert(seen.record.node, now.clone());
             if before == Some(now) {
                 continue;
             }
             let what = match seen.health {
                 Health::Up => "is here",
-                Health::Suspect => "does not answer",
+                Health::Suspect => seen.why.as_deref().unwrap_or("does not answer"),
                 Health::Down => "is down",
                 Health::Left => "has left",
                 Health::Unmet => continue,
@@ -220,9 +223,9 @@ mod tests {
     fn an_odd_answer_is_shown_as_far_as_it_goes() {
         assert!(table(&json!({})).starts_with("NODE"));
         let text = table(&json!({
-            "me": "aa", "nodes": [{ "record": { "node": "aa", "name": "x", "incarnation": 2, "shards": [{ "layers": { "first": 0, "end": 8 } }] }, "health": "up" }],
+            "me": "aa", "nodes": [{ "record": { "node": "aa", "name": "x", "incarnation": 2, "shards": [{ "layers": { "first": 0, "end": 8 } }] }, "health": "suspect", "why": "reached only through y" }],
             "deployments": [{ "record": { "sheet": { "name": "m" }, "status": { "waiting": { "why": "too big" } }, "version": { "term": 1, "epoch": 2 } } }]
         }));
-        assert!(text.contains("0..8") && text.contains("too big") && text.contains("epoch 2"), "{text}");
+        assert!(text.contains("0..8") && text.contains("too big") && text.contains("epoch 2") && text.contains("only through y"), "{text}");
     }
 }

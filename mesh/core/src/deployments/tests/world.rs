@@ -201,10 +201,13 @@ impl World {
         }
     }
 
-    /// The node's thread stops for a while, as with SIGSTOP: its events wait.
+    /// The node's process stops for a while, as with SIGSTOP: its events wait. Its carrier notices, and has answers later.
     pub fn freeze(&mut self, node: usize) {
         if node < self.nodes.len() {
+            let (boot, answers_ms) = (self.nodes[node].boot, 1 + self.draw(1_000));
             self.nodes[node].frozen_until = self.now_ms + 5_000;
+            self.later(5_000, Event::Input(node, boot, Box::new(Input::Waking)));
+            self.later(5_000 + answers_ms, Event::Input(node, boot, Box::new(Input::Awake)));
         }
     }
 
