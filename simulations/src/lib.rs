@@ -4,7 +4,6 @@
 //! each part draws from a stream of its own, so that a new draw here does not reshuffle there.
 
 pub mod report;
-pub mod timeline;
 
 /// A seed, and the streams of randomness that are drawn from it by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,11 @@
-//! A run as one page: a [`Timeline`] put into a page that needs nothing but itself (no network, no other file).
+//! A run as one page: a [`Page`] put into HTML that needs nothing but itself (no network, no other file).
 //!
 //! The page is `assets/report.html`; its script draws the lanes from the data. Names and texts come from scenario files and
 //! error messages, so they are data, never markup: they are set as text by the script, and no `<` reaches the page's source.
 
-use crate::timeline::Timeline;
+pub mod page;
+
+use page::Page;
 
 const PAGE: &str = include_str!("../assets/report.html");
 /// Where the data goes, once in the page.
@@ -12,10 +14,10 @@ const PLACE: &str = "\"TIMELINE\"";
 /// The page for a run.
 ///
 /// # Panics
-/// Never: a timeline has no maps and no non-finite numbers, so it is always JSON.
+/// Never: a page has no maps and no non-finite numbers, so it is always JSON.
 #[must_use]
-pub fn html(timeline: &Timeline) -> String {
-    let data = serde_json::to_string(timeline).expect("a timeline is plain data");
+pub fn html(page: &Page) -> String {
+    let data = serde_json::to_string(page).expect("a page is plain data");
     // Inside a script element only `<` could end it; in JSON it stands in strings only, where this means the same.
     PAGE.replacen(PLACE, &data.replace('<', "\\u003c"), 1)
 }
@@ -23,12 +25,12 @@ pub fn html(timeline: &Timeline) -> String {
 #[cfg(test)]
 mod tests {
     use super::{PAGE, PLACE, html};
-    use crate::timeline::{Moment, MomentKind, Timeline};
+    use crate::report::page::{Moment, MomentKind, Page};
 
     #[test]
     fn texts_cannot_leave_the_data() {
         let moment = Moment { at_us: 1, kind: MomentKind::Mesh, text: "</script><img src=x onerror=alert(1)>".into() };
-        let page = html(&Timeline { title: "<b>\"TIMELINE\"</b>".into(), story: vec![moment], ..Timeline::default() });
+        let page = html(&Page { title: "<b>\"TIMELINE\"</b>".into(), story: vec![moment], ..Page::default() });
         assert_eq!(page.matches("</script>").count(), PAGE.matches("</script>").count());
         assert!(!page.contains("<img") && page.contains("\\u003cimg src=x"));
         let data = page.split("const timeline = ").nth(1).and_then(|rest| rest.split(";\n").next()).expect("the data's line");

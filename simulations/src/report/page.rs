@@ -1,6 +1,6 @@
-//! What a run looked like, as lanes over time: all that a report draws, and nothing that a checker decides by.
+//! What a report's page draws: a run as lanes over time, in the words of a reader.
 //!
-//! The world fills it while it runs. Times are virtual, in microseconds since the world began. Everything in it is bounded
+//! Times are virtual, in microseconds since the world began. Everything in it is bounded
 //! by the world (nodes, streams, faults); a lane's spans are in order of time and do not overlap.
 
 use serde::Serialize;
@@ -10,7 +10,7 @@ pub type Micros = u64;
 
 /// One run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Timeline {
+pub struct Page {
     /// The scenario's title.
     pub title: String,
     /// What it is about, in a sentence or two, from its file.
