@@ -5,9 +5,9 @@
 
 pub use mesh_core::deployments::Health;
 use mesh_core::generation::{FinishReason, GenerationRequest, StreamError, TokenLogprobs};
-use mesh_core::ids::{DeploymentId, NodeId, StreamId};
+use mesh_core::ids::{DeploymentId, Digest, NodeId, StreamId};
 use mesh_core::model::{Layers, ModelSheet};
-use mesh_core::records::{DeploymentRecord, NodeRecord, Wish};
+use mesh_core::records::{DeploymentRecord, DeploymentStatus, NodeRecord, Wish};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
@@ -50,6 +50,13 @@ pub enum Command {
     Status {
         /// A copy.
         reply: oneshot::Sender<NodeStatus>,
+    },
+    /// What a question needs to know of a deployment, and no more than that: it is asked with each request.
+    Find {
+        /// The model's name, or the deployment's id.
+        name: String,
+        /// The deployment, or the names of those that are there.
+        reply: oneshot::Sender<Result<Found, Vec<String>>>,
     },
     /// What the planner would do, and why; changes nothing.
     Plan {
@@ -120,6 +127,13 @@ impl NodeHandle {
     pub async fn status(&self) -> Result<NodeStatus, Gone> {
         self.ask(|reply| Command::Status { reply }).await
     }
+    /// See [`Command::Find`].
+    ///
+    /// # Errors
+    /// The node is gone. The inner error lists the models that are deployed.
+    pub async fn find(&self, name: &str) -> Result<Result<Found, Vec<String>>, Gone> {
+        self.ask(|reply| Command::Find { name: name.to_owned(), reply }).await
+    }
     /// See [`Command::Plan`].
     ///
     /// # Errors
@@ -133,6 +147,10 @@ impl NodeHandle {
     /// The node is gone. The inner error says why the stream cannot start.
     pub async fn generate(&self, deployment: DeploymentId, request: GenerationRequest) -> Result<Result<Generation, StreamError>, Gone> {
         self.ask(|reply| Command::Generate { deployment, request, reply }).await
+    }
+    /// Answers when the node has stopped: its actor, and with it the end of this queue, is gone.
+    pub async fn ended(&self) {
+        self.commands.closed().await;
     }
     /// See [`Command::Leave`].
     pub async fn leave(&self) {
@@ -193,7 +211,8 @@ pub struct NodeStatus {
     pub nodes: Vec<SeenNode>,
     /// Every deployment that was not deleted.
     pub deployments: Vec<SeenDeployment>,
-    /// Refused connections and other things an operator should know, newest last, at most 32.
+    /// Refused connections and other things an operator should know, newest last, each once: at most 32, of the last ten
+    /// minutes.
     pub notices: Vec<String>,
 }
 
@@ -234,6 +253,21 @@ pub struct SeenShard {
     pub steps: u64,
     /// Bytes of weights read from disk since the shard started: stays the same when nothing is reloaded.
     pub loaded_bytes: u64,
+}
+
+/// A deployment as a question needs it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Which.
+    pub id: DeploymentId,
+    /// Of which model.
+    pub digest: Digest,
+    /// Number of token ids.
+    pub vocabulary: u32,
+    /// How it goes.
+    pub status: DeploymentStatus,
+    /// Tokens a stream may have by the plan in force, if there is one.
+    pub context: Option<u32>,
 }
 
 /// What the planner would do, and why.

@@ -33,6 +33,8 @@ use crate::router::Router;
 const MAILBOX_MAX: usize = 1_024;
 /// Things an operator should know that are kept at most.
 const NOTICES_MAX: usize = 32;
+/// A notice that did not come again is shown so long (guess: who looks after something went wrong looks sooner).
+const NOTICE_MS: u64 = 10 * 60_000;
 /// Nodes known from others that are dialled in one step at most.
 const REDIAL_MAX: usize = 64;
 /// Addresses of one node that are tried at most.
@@ -77,7 +79,8 @@ pub struct NodeActor {
     contents: contents::Known,
     shards: shards::Shards,
     streams: streams::Streams,
-    notices: VecDeque<String>,
+    /// What an operator should know and when it last happened, newest last.
+    notices: VecDeque<(Time, String)>,
     /// Since when nodes are away, for the status.
     away: BTreeMap<NodeId, Time>,
     /// Nodes that were dialled because others told of them, and in which of their lives.
@@ -159,7 +162,7 @@ impl NodeActor {
             Effect::Adopt { deployment, plan } => return self.load_shard(deployment, &plan, true, ctx),
             Effect::Retire(deployment) => self.shards.retire(deployment),
             Effect::Probe { deployment, plan } => self.probe(deployment, plan, ctx),
-            Effect::Fenced { deployment, plan, .. } => self.streams.fenced(deployment, plan),
+            Effect::Fenced { deployment, plan, deleted } => self.streams.fenced(deployment, plan, deleted),
             Effect::NodeGone(node) => {
                 self.streams.node_gone(node);
                 self.shards.node_gone(node);
@@ -182,11 +185,20 @@ impl NodeActor {
     }
 
     fn notice(&mut self, notice: String) {
-        tracing::warn!("{notice}");
-        if self.notices.back() != Some(&notice) {
-            self.notices.push_back(notice);
-            self.notices.drain(..self.notices.len().saturating_sub(NOTICES_MAX));
+        let now = self.parts.clock.now();
+        let known = self.notices.iter().position(|(_, known)| *known == notice);
+        match known {
+            Some(index) => drop(self.notices.remove(index)), // it moves to the end, and is no news
+            None => tracing::info!("{notice}"),
         }
+        self.notices.push_back((now, notice));
+        self.notices.drain(..self.notices.len().saturating_sub(NOTICES_MAX));
+    }
+
+    /// What happened lately: a notice whose cause has not shown again for a while has outlived it.
+    fn fresh_notices(&self) -> Vec<String> {
+        let now = self.parts.clock.now();
+        self.notices.iter().filter(|(at, _)| now.ms_since(*at) < NOTICE_MS).map(|(_, notice)| notice.clone()).collect()
     }
 
     /// Sets the one timer to when the core next wants to be woken.

@@ -75,6 +75,8 @@ pub enum StreamNews {
     NodeDown(NodeId),
     /// The deployment has another plan, or none.
     Replanned,
+    /// The user deleted the deployment.
+    Undeployed,
     /// This node leaves.
     ShuttingDown,
 }
@@ -273,6 +275,7 @@ impl Handler<StreamNews> for StreamActor {
         let input = match news {
             StreamNews::NodeDown(node) => Input::NodeDown(node),
             StreamNews::Replanned => Input::Replanned,
+            StreamNews::Undeployed => Input::Undeployed,
             StreamNews::ShuttingDown => Input::ShuttingDown,
         };
         self.step(input, ctx);

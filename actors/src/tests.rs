@@ -451,7 +451,7 @@ fn news_end_streams_at_once() {
         let plan = cluster.plan(&[3]);
         cluster.deploy(&plan).await;
         let endless = GenerationRequest { end_ids: vec![], ..request(1, 30, 1_000) };
-        for news in [StreamNews::NodeDown(Cluster::node(1)), StreamNews::Replanned, StreamNews::ShuttingDown] {
+        for news in [StreamNews::NodeDown(Cluster::node(1)), StreamNews::Replanned, StreamNews::Undeployed, StreamNews::ShuttingDown] {
             let (stream, mut generation) = cluster.ask(0, endless.clone());
             assert!(matches!(generation.events.recv().await, Some(GenerationEvent::Token { .. })));
             stream.send(news.clone()).await.expect("it runs");
@@ -463,6 +463,7 @@ fn news_end_streams_at_once() {
             let right = match news {
                 StreamNews::NodeDown(_) => matches!(error, StreamError::NodeDown { first: 3, end: 6, .. }),
                 StreamNews::Replanned => error == StreamError::Replanned,
+                StreamNews::Undeployed => error == StreamError::Undeployed,
                 StreamNews::ShuttingDown => error == StreamError::ShuttingDown,
             };
             assert!(right, "{error}");

@@ -25,6 +25,7 @@ impl NodeActor {
             Command::Deploy { sheet, wish, reply } => drop(reply.send(self.deploy(sheet, wish, ctx))),
             Command::Undeploy { id, reply } => drop(reply.send(self.undeploy(id, ctx))),
             Command::Status { reply } => drop(reply.send(self.status())),
+            Command::Find { name, reply } => drop(reply.send(self.find(&name))),
             Command::Plan { sheet, wish, reply } => {
                 let names = self.core.directory().nodes().map(|record| (record.node, record.name.clone())).collect();
                 drop(reply.send(PlanPreview { outcome: self.core.preview(&sheet, &wish), names }));

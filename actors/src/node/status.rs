@@ -2,10 +2,11 @@
 
 use mesh_core::deployments::Health;
 use mesh_core::ids::Time;
+use mesh_core::plan::Plan;
 use mesh_core::records::NodeRecord;
 
 use super::NodeActor;
-use crate::handle::{NodeStatus, SeenDeployment, SeenNode};
+use crate::handle::{Found, NodeStatus, SeenDeployment, SeenNode};
 
 /// A node that said goodbye is shown so long (F35).
 const LEFT_SHOWN_MS: u64 = 10 * 60_000;
@@ -33,8 +34,21 @@ impl NodeActor {
                     record: record.clone(),
                 })
                 .collect(),
-            notices: self.notices.iter().cloned().collect(),
+            notices: self.fresh_notices(),
         }
+    }
+
+    pub(super) fn find(&self, name: &str) -> Result<Found, Vec<String>> {
+        let deployed = || self.core.directory().deployments().filter(|record| !record.deleted);
+        let record = deployed().find(|record| record.sheet.name == name || record.id.to_string() == name);
+        let record = record.ok_or_else(|| deployed().map(|record| record.sheet.name.clone()).collect::<Vec<_>>())?;
+        Ok(Found {
+            id: record.id,
+            digest: record.sheet.digest,
+            vocabulary: record.sheet.vocabulary,
+            status: record.status.clone(),
+            context: record.plan.as_ref().map(Plan::context),
+        })
     }
 
     /// Departed nodes are shown for a while, then vanish.

@@ -38,9 +38,10 @@ impl Streams {
         self.tell(StreamNews::NodeDown(node), |running| running.nodes.contains(&node));
     }
 
-    /// Streams through another plan than the one in force are over.
-    pub fn fenced(&mut self, deployment: DeploymentId, plan: Option<PlanHash>) {
-        self.tell(StreamNews::Replanned, |running| running.deployment == deployment && Some(running.plan) != plan);
+    /// Streams through another plan than the one in force are over; all are where the deployment was deleted.
+    pub fn fenced(&mut self, deployment: DeploymentId, plan: Option<PlanHash>, deleted: bool) {
+        let news = if deleted { StreamNews::Undeployed } else { StreamNews::Replanned };
+        self.tell(news, |running| running.deployment == deployment && Some(running.plan) != plan);
     }
 
     pub fn shut_down(&mut self) {

@@ -247,6 +247,9 @@ pub enum StreamError {
     /// The plan changed under the stream.
     #[error("the deployment was planned anew while the answer ran: ask again")]
     Replanned,
+    /// The user deleted the deployment.
+    #[error("the model was undeployed while the answer ran")]
+    Undeployed,
     /// The deployment is not ready, or is gone.
     #[error("the model is not ready: {why}")]
     NotReady {

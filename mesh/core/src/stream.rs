@@ -91,6 +91,8 @@ pub enum Input {
     NodeDown(NodeId),
     /// The deployment has another plan, or none.
     Replanned,
+    /// The user deleted the deployment: the answer ends.
+    Undeployed,
     /// This node leaves.
     ShuttingDown,
     /// Time passed.
@@ -260,6 +262,7 @@ impl Stream {
             Input::Cancel => self.close(None, effects),
             Input::NodeDown(node) => self.node_down(node, effects),
             Input::Replanned => self.fail(StreamError::Replanned, None, effects),
+            Input::Undeployed => self.fail(StreamError::Undeployed, None, effects),
             Input::ShuttingDown => self.fail(StreamError::ShuttingDown, None, effects),
         }
     }

@@ -17,6 +17,28 @@ pub struct Client {
     agent: ureq::Agent,
 }
 
+/// A deployment that was waited for did not become ready.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotReady {
+    /// It was given up.
+    #[error("it failed: {why}")]
+    Failed {
+        /// The node's own words.
+        why: String,
+    },
+    /// It is no longer there.
+    #[error("the deployment is gone: somebody undeployed it")]
+    Gone,
+    /// It may yet become ready.
+    #[error("not ready after {seconds} s: {why}")]
+    Late {
+        /// How long it was waited for.
+        seconds: u64,
+        /// What it is waiting for.
+        why: String,
+    },
+}
+
 /// Longest silence of a node before the command gives up.
 const SILENCE: Duration = Duration::from_secs(120);
 
@@ -81,11 +103,12 @@ impl Client {
         body_of(self.send(path, body)?)
     }
 
-    /// POST of JSON whose answer is server-sent events; calls `each` with the data of every event.
+    /// POST of JSON whose answer is server-sent events; calls `each` with the data of every event. An error of `each` ends
+    /// the answer, on the node too.
     ///
     /// # Errors
-    /// No answer, the node's own error text, an error event, or a broken connection.
-    pub fn events(&self, path: &str, body: &Value, mut each: impl FnMut(&Value)) -> anyhow::Result<()> {
+    /// No answer, the node's own error text, an error event, a broken connection, or that of `each`.
+    pub fn events(&self, path: &str, body: &Value, mut each: impl FnMut(&Value) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let response = self.send(path, body)?;
         if !response.status().is_success() {
             body_of(response)?;
@@ -102,7 +125,7 @@ impl Client {
             if let Some(message) = error_text(&event) {
                 bail!("{message}");
             }
-            each(&event);
+            each(&event)?;
         }
         bail!("the connection to the node ended before the answer was whole")
     }
@@ -117,10 +140,19 @@ impl Client {
         Ok(all.into_iter().find(|seen| seen["record"]["id"] == id).unwrap_or(Value::Null))
     }
 
+    /// Where this node listens for others; nothing if it does not answer.
+    #[must_use]
+    pub fn own_addresses(&self) -> Vec<String> {
+        let status = self.get("/mesh/v1/status").unwrap_or(Value::Null);
+        let mut nodes = status["nodes"].as_array().into_iter().flatten();
+        let me = nodes.find(|node| node["record"]["node"] == status["me"]).unwrap_or(&Value::Null);
+        me["record"]["addresses"].as_array().into_iter().flatten().map(text).collect()
+    }
+
     /// Waits until a deployment is ready; calls `each` with every look at it.
     ///
     /// # Errors
-    /// It failed, is gone, or took too long.
+    /// [`NotReady`], or no answer.
     pub fn wait_ready(&self, id: &str, within: Duration, mut each: impl FnMut(&Value)) -> anyhow::Result<Value> {
         let start = Instant::now();
         loop {
@@ -128,13 +160,13 @@ impl Client {
             let (state, details) = state_of(&seen["record"]["status"]);
             match state.as_str() {
                 "ready" => return Ok(seen),
-                "failed" => bail!("{}", text(&details["why"])),
-                "" => bail!("the deployment is gone: somebody undeployed it"),
+                "failed" => return Err(NotReady::Failed { why: text(&details["why"]) }.into()),
+                "" => return Err(NotReady::Gone.into()),
                 _ => each(&seen),
             }
             if start.elapsed() > within {
                 let why = details["why"].as_str().map_or_else(|| format!("it is still {state}"), str::to_owned);
-                bail!("not ready after {} s: {why}", within.as_secs());
+                return Err(NotReady::Late { seconds: within.as_secs(), why }.into());
             }
             std::thread::sleep(Duration::from_millis(25));
         }

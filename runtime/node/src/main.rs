@@ -8,11 +8,6 @@ mod cli;
 
 fn main() -> ExitCode {
     let arguments = cli::Arguments::parse();
-    match cli::run(arguments) {
-        Ok(code) => code,
-        Err(error) => {
-            cli::complain(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    let json = arguments.json();
+    cli::run(arguments).unwrap_or_else(|error| cli::fail(&error, json))
 }

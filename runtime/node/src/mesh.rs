@@ -5,14 +5,15 @@
 //! meshes in one process do not know of each other. The library installs no signal handler, no log subscriber and no
 //! thread pool.
 
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_timer::Delay;
-use mesh_actors::handle::{Gone, Health, NodeHandle, NodeStatus, PlanPreview};
+use mesh_actors::handle::{Found, Gone, Health, NodeHandle, NodeStatus, PlanPreview};
 use mesh_core::generation::{GenerationRequest, Sampling, StreamError};
-use mesh_core::ids::{DeploymentId, NodeId};
+use mesh_core::ids::{DeploymentId, Digest, NodeId};
 use mesh_core::model::HeldModel;
 use mesh_core::ports::{ModelError, Models};
 use mesh_core::records::{DeploymentRecord, DeploymentStatus, Wish};
@@ -40,6 +41,12 @@ const ENCODERS: usize = 2;
 /// How long a question waits for a deployment whose stages are connecting.
 const STARTING_WAIT: Duration = Duration::from_secs(3);
 
+/// Threads that wait for disks at a time; whoever comes later waits for one of them.
+const DISK_WAITERS: usize = 8;
+
+/// A tokenizer that is in use is held against its files again after so long.
+const TEXT_LOOK: Duration = Duration::from_secs(5);
+
 /// Digits of an id that name a node at least.
 const ID_DIGITS_MIN: usize = 4;
 
@@ -52,6 +59,9 @@ pub struct Mesh {
     inner: Arc<Inner>,
 }
 
+/// Texts in use, and when their files were last looked at. As many as were asked for in the last seconds.
+type Texts = BTreeMap<Digest, ((Arc<TextModel>, GenerationDefaults), Instant)>;
+
 struct Inner {
     handle: NodeHandle,
     library: Arc<Library>,
@@ -60,6 +70,8 @@ struct Inner {
     token: String,
     listen: Vec<String>,
     encoders: Arc<tokio::sync::Semaphore>,
+    disk: Arc<tokio::sync::Semaphore>,
+    texts: Mutex<Texts>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -203,6 +215,8 @@ impl Mesh {
                 token,
                 listen,
                 encoders: Arc::new(tokio::sync::Semaphore::new(ENCODERS)),
+                disk: Arc::new(tokio::sync::Semaphore::new(DISK_WAITERS)),
+                texts: Mutex::default(),
                 thread: Mutex::new(Some(thread)),
             }),
         }
@@ -248,7 +262,7 @@ impl Mesh {
 
     /// Models in this node's directories and binary.
     pub async fn models(&self) -> Vec<HeldModel> {
-        self.inner.library.list()
+        self.beside(|library| library.list()).await.unwrap_or_default()
     }
 
     /// What would be done with a model, and why. Changes nothing.
@@ -256,7 +270,8 @@ impl Mesh {
     /// # Errors
     /// The model cannot be read, or the node has stopped.
     pub async fn plan(&self, model: &str, wish: Wish) -> Result<PlanPreview, DeployError> {
-        let sheet = self.inner.library.sheet(model)?;
+        let name = model.to_owned();
+        let sheet = self.beside(move |library| library.sheet(&name)).await.ok_or(DeployError::Gone)??;
         self.inner.handle.plan(sheet, wish).await.map_err(|_| DeployError::Gone)
     }
 
@@ -266,9 +281,10 @@ impl Mesh {
     /// # Errors
     /// The model cannot be read, the wish makes no sense, or the node has stopped.
     pub async fn deploy(&self, model: &str, wish: Wish) -> Result<(DeploymentId, String), DeployError> {
-        let sheet = self.inner.library.sheet(model)?;
+        let asked = model.to_owned();
         // A model that cannot be asked is refused here, not at the first question.
-        self.inner.library.text(model)?;
+        let looked = self.beside(move |library| library.text(&asked).and_then(|_| library.sheet(&asked)));
+        let sheet = looked.await.ok_or(DeployError::Gone)??;
         let name = sheet.name.clone();
         let id = self.inner.handle.deploy(sheet, wish).await.map_err(|_| DeployError::Gone)?.map_err(DeployError::Refused)?;
         Ok((id, name))
@@ -336,19 +352,19 @@ impl Mesh {
     /// See [`GenerateError`]. Nothing was computed then.
     pub async fn generate(&self, model: &str, prompt: Prompt, options: GenerateOptions) -> Result<Answer, GenerateError> {
         let asked_at = Instant::now();
-        let record = self.ready_record(model, asked_at).await?;
-        let Some(plan) = &record.plan else {
-            return Err(StreamError::NotReady { why: status_in_words(&record.status) }.into());
+        let found = self.found_ready(model, asked_at).await?;
+        let Some(context) = found.context else {
+            return Err(StreamError::NotReady { why: status_in_words(&found.status) }.into());
         };
-        let (text, defaults) = self.inner.library.text_of(record.sheet.digest).map_err(GenerateError::Text)?;
+        let (text, defaults) = self.text_of(found.digest).await?;
         let start = if matches!(prompt, Prompt::Chat { .. }) { Start::Fresh } else { Start::Continuing };
-        if prompt.bytes() / TOKEN_BYTES_MAX >= plan.context() as usize {
-            return Err(GenerateError::TooLongText { bytes: prompt.bytes(), context: plan.context() });
+        if prompt.bytes() / TOKEN_BYTES_MAX >= context as usize {
+            return Err(GenerateError::TooLongText { bytes: prompt.bytes(), context });
         }
         let ids = self.ids_of(&text, prompt).await?;
-        let request = request(&record, plan.context(), ids, &options, &text, defaults)?;
+        let request = request(found.vocabulary, context, ids, &options, &text, defaults)?;
         let (prompt_tokens, seed) = (u32::try_from(request.prompt.len()).unwrap_or(u32::MAX), request.sampling.seed);
-        let generation = self.inner.handle.generate(record.id, request).await??;
+        let generation = self.inner.handle.generate(found.id, request).await??;
         let pipeline = text.pipeline_from(start, options.stop);
         Ok(Answer::new(generation, text, pipeline, prompt_tokens, seed, asked_at))
     }
@@ -370,20 +386,51 @@ impl Mesh {
         Ok(ids.await.map_err(|_| GenerateError::Gone)??)
     }
 
-    /// The record of a ready deployment. One whose stages are connecting is waited for a moment: its first token is on its
-    /// way, or the word of it is.
-    async fn ready_record(&self, model: &str, asked_at: Instant) -> Result<DeploymentRecord, GenerateError> {
+    /// A ready deployment. One whose stages are connecting is waited for a moment: its first token is on its way, or the
+    /// word of it is.
+    async fn found_ready(&self, model: &str, asked_at: Instant) -> Result<Found, GenerateError> {
         loop {
-            let status = self.status().await?;
-            let Some(seen) = status.deployments.iter().find(|seen| names(&seen.record, model)) else {
-                return Err(GenerateError::UnknownModel { name: model.to_owned(), have: deployed(&status) });
-            };
-            match seen.record.status {
-                DeploymentStatus::Ready => return Ok(seen.record.clone()),
+            let found = self.inner.handle.find(model).await?;
+            let found = found.map_err(|have| GenerateError::UnknownModel { name: model.to_owned(), have })?;
+            match found.status {
+                DeploymentStatus::Ready => return Ok(found),
                 DeploymentStatus::Starting if asked_at.elapsed() < STARTING_WAIT => Delay::new(LOOK_EVERY).await,
-                _ => return Err(StreamError::NotReady { why: status_in_words(&seen.record.status) }.into()),
+                _ => return Err(StreamError::NotReady { why: status_in_words(&found.status) }.into()),
             }
         }
+    }
+
+    /// Tokenizer, template and defaults of a model. Files are looked at now and then, and not on the caller's thread: a disk
+    /// may be slow.
+    async fn text_of(&self, digest: Digest) -> Result<(Arc<TextModel>, GenerationDefaults), GenerateError> {
+        let lately = |at: &Instant| at.elapsed() < TEXT_LOOK;
+        if let Some((text, _)) = self.texts().get(&digest).filter(|(_, at)| lately(at)) {
+            return Ok(text.clone());
+        }
+        let text = self.beside(move |library| library.text_of(digest)).await.ok_or(GenerateError::Gone)?;
+        let text = text.map_err(GenerateError::Text)?;
+        let mut texts = self.texts();
+        texts.retain(|_, (_, at)| lately(at));
+        texts.insert(digest, (text.clone(), Instant::now()));
+        Ok(text)
+    }
+
+    fn texts(&self) -> MutexGuard<'_, Texts> {
+        // Nothing panics with the lock held.
+        self.inner.texts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something that waits for disks on a thread of its own. `None` if there is no thread to be had, or it broke off.
+    async fn beside<T: Send + 'static>(&self, work: impl FnOnce(&Library) -> T + Send + 'static) -> Option<T> {
+        let permit = Arc::clone(&self.inner.disk).acquire_owned().await.ok()?;
+        let (done, outcome) = tokio::sync::oneshot::channel();
+        let library = Arc::clone(&self.inner.library);
+        let thread = std::thread::Builder::new().name("mesh-disk".to_owned()).spawn(move || {
+            let _ = done.send(work(&library));
+            drop(permit);
+        });
+        thread.ok()?;
+        outcome.await.ok()
     }
 
     /// Ends this node's streams, tells the others, stops. Answers when all threads have ended.
@@ -403,7 +450,7 @@ impl Mesh {
 
 /// What is asked of the stages: the client's options over the model's own defaults, checked.
 fn request(
-    record: &DeploymentRecord,
+    vocabulary: u32,
     context: u32,
     ids: Vec<u32>,
     options: &GenerateOptions,
@@ -411,7 +458,6 @@ fn request(
     defaults: GenerationDefaults,
 ) -> Result<GenerationRequest, GenerateError> {
     let no = |name, why: &str| Err(GenerateError::Option { name, why: why.to_owned() });
-    let vocabulary = record.sheet.vocabulary;
     if ids.is_empty() {
         return no("prompt", "the prompt is empty");
     }

@@ -167,14 +167,8 @@ impl Nodes {
 
     /// Where a running node listens for others; nothing if it does not answer.
     fn addresses(&self, index: u16) -> Vec<String> {
-        let Some(place) = StateDir::peek(&self.state_dir(index)).api() else { return Vec::new() };
-        let Ok(status) = Client::at(place.url, place.key).get("/mesh/v1/status") else { return Vec::new() };
-        let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
-        let me = nodes.iter().find(|node| node["record"]["node"] == status["me"]);
-        me.into_iter()
-            .flat_map(|node| node["record"]["addresses"].as_array().cloned().unwrap_or_default())
-            .map(|address| text(&address))
-            .collect()
+        let place = StateDir::peek(&self.state_dir(index)).api();
+        place.map(|place| Client::at(place.url, place.key).own_addresses()).unwrap_or_default()
     }
 
     /// Where the node with this index keeps its key and records.

@@ -184,6 +184,9 @@ impl Settings {
         if self.mesh.is_empty() || self.mesh.len() > 64 || self.mesh.chars().any(char::is_control) {
             return no("mesh", "a mesh's name has 1 to 64 printable characters");
         }
+        if self.memory_bytes == Some(0) {
+            return no("memory", "nothing can be lent out of 0 bytes: leave it out to lend what is free");
+        }
         if self.threads == Some(0) {
             return no("threads", "at least one compute thread is needed");
         }

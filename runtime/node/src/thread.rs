@@ -6,9 +6,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use mesh_actors::handle::NodeHandle;
+use mesh_actors::handle::{Command, NodeHandle};
 use mesh_actors::node::{NodeActor, NodeParts};
 use mesh_actors::router::Router;
 use mesh_channel::{ChannelConfig, TensorChannels};
@@ -26,9 +25,6 @@ use crate::state::{MeshIdentity, StateDir};
 
 /// Carrier events that wait for the node actor at most. Beyond it the carrier drops records, which digests repair.
 const EVENTS_MAX: usize = 4096;
-
-/// How often the thread looks whether the node actor has stopped.
-const STOP_LOOK: Duration = Duration::from_millis(20);
 
 /// A node that runs.
 pub(crate) struct NodeThread {
@@ -113,11 +109,11 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
         stage_limits: mesh_core::stage::Limits::default(),
         stream_limits: mesh_core::stream::Limits::default(),
     };
-    let reading = Arc::clone(&library);
+    let (reading, watch) = (Arc::clone(&library), handle.clone());
     let thread = std::thread::Builder::new()
         .name("mesh-node".to_owned())
         .spawn(move || {
-            run(parts, queue, commands);
+            run(parts, &watch, queue, commands);
             reading.stop_reading();
             net.stop();
             drop(state); // the lock goes last: whoever takes it finds everything else free
@@ -127,16 +123,14 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
 }
 
 /// The actix System of this node. Ends when the node actor has stopped.
-fn run(parts: NodeParts, events: mpsc::Receiver<CarrierEvent>, commands: mpsc::Receiver<mesh_actors::handle::Command>) {
+fn run(parts: NodeParts, handle: &NodeHandle, events: mpsc::Receiver<CarrierEvent>, commands: mpsc::Receiver<Command>) {
     let system = actix::System::with_tokio_rt(|| {
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime needs a few file descriptors, no more")
     });
     system.block_on(async move {
         let node = NodeActor::launch(parts, events, commands);
-        // An address tells only when asked whether its actor has stopped.
-        while node.connected() {
-            actix::clock::sleep(STOP_LOOK).await;
-        }
+        handle.ended().await;
+        drop(node);
     });
 }
 

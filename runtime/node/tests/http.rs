@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 mod common;
-use common::{content, golden, nodes, raw, robot};
+use common::{OpenStream, content, endless, golden, nodes, program, raw, robot};
 
 fn post(address: &str, path: &str, body: &str) -> (u16, Value) {
     let request = format!(
@@ -27,7 +27,9 @@ fn the_api_does_what_its_clients_expect() {
     // Before anything is deployed: alive, ready for nothing, and a model that is not there is a 404 with the list.
     assert_eq!(get(&address, "/health", "host: localhost\r\n").0, 200);
     assert_eq!(post(&address, "/v1/chat/completions", &robot().to_string()).0, 404);
+    a_deployment_that_cannot_start(&client);
     nodes.deploy("builtin:story", 1, |_| {}).expect("ready");
+    the_command_line_ends_cleanly(&client);
     assert_eq!(get(&address, "/ready", "host: localhost\r\n").0, 200);
 
     chat_and_completions(&client);
@@ -37,6 +39,65 @@ fn the_api_does_what_its_clients_expect() {
 
     // And after all that it still answers.
     assert_eq!(content(&client.post("/v1/chat/completions", &robot()).expect("an answer")), golden());
+    an_answer_whose_model_is_undeployed_says_so(&client);
+}
+
+/// The `mesh` command against this node.
+fn mesh(client: &mesh_runtime::client::Client, arguments: &[&str]) -> std::process::Command {
+    let mut command = std::process::Command::new(program());
+    command.args(arguments).args(["--api", client.url()]).env_remove("MESH_API").env_remove("MESH_API_KEY");
+    command
+}
+
+/// Exit status and what was said as JSON: programs act on them.
+fn a_deployment_that_cannot_start(client: &mesh_runtime::client::Client) {
+    let told = |arguments: &[&str]| {
+        let output = mesh(client, arguments).output().expect("runs");
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+        (output.status.code(), said)
+    };
+    let (code, said) = told(&["deploy", "builtin:story", "--split", "2", "--wait", "--timeout-s", "1", "--json"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said["error"]["message"].as_str().is_some_and(|why| why.contains("2 stages")), "{said}");
+    assert!(said["status"]["waiting"].is_object() && said["id"].is_string(), "{said}");
+    let (code, said) = told(&["deploy", "nothing-of-that-name", "--json"]);
+    assert_eq!(code, Some(1));
+    assert!(said["error"]["message"].as_str().is_some_and(|why| why.contains("nothing-of-that-name")), "{said}");
+    client.delete("/mesh/v1/deployments/builtin:story").expect("undeployed");
+}
+
+/// A full disk, and a reader that has gone.
+fn the_command_line_ends_cleanly(client: &mesh_runtime::client::Client) {
+    for arguments in [
+        &["status"][..],
+        &["status", "--json"],
+        &["models"],
+        &["plan", "builtin:story"],
+        &["run", "builtin:story", "Hello", "--max-tokens", "4"],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a full device");
+        let output = mesh(client, arguments).stdout(full).output().expect("runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.starts_with("error: cannot write the output"), "{arguments:?}: {said}");
+
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = mesh(client, arguments).stdout(writer).output().expect("runs");
+        assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(141), ""), "{arguments:?}");
+    }
+}
+
+fn an_answer_whose_model_is_undeployed_says_so(client: &mesh_runtime::client::Client) {
+    let mut stream = OpenStream::start(client.url(), "/v1/completions", &endless(1900));
+    client.delete("/mesh/v1/deployments/builtin:story").expect("undeployed");
+    let error = loop {
+        match stream.next() {
+            Some(event) if event["error"].is_object() => break event,
+            Some(_) => {}
+            None => panic!("the answer ended without an error"),
+        }
+    };
+    assert!(error["error"]["message"].as_str().is_some_and(|message| message.contains("undeployed")), "{error}");
 }
 
 fn chat_and_completions(client: &mesh_runtime::client::Client) {
@@ -88,6 +149,7 @@ fn streams(client: &mesh_runtime::client::Client) {
                 text += event["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
                 reasons += u32::from(event["choices"][0]["finish_reason"].is_string());
                 usage += u32::from(event["usage"].is_object() && event["choices"].as_array().is_some_and(Vec::is_empty));
+                Ok(())
             })
             .expect("a whole stream");
         assert_eq!((text.trim(), reasons, usage), (golden().as_str(), 1, usage_chunks));
@@ -110,6 +172,10 @@ fn bad_requests(address: &str) {
         assert!(answer["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{answer}");
         assert_eq!(answer["error"]["code"].as_str(), code, "{answer}");
     }
+    let typo = json!({ "model": "builtin:story", "messages": [{ "role": "user", "content": "x" }], "max_tokens": "many" });
+    assert_eq!(post(address, chat, &typo.to_string()).1["error"]["param"], "max_tokens");
+    let zero = json!({ "model": "builtin:story", "streams": 0 });
+    assert_eq!(post(address, "/mesh/v1/deployments", &zero.to_string()).0, 400);
     // A text that no context can hold is refused before it is encoded; one that might is encoded beside the others.
     let endless = json!({ "model": "builtin:story", "messages": [{ "role": "user", "content": "a b".repeat(2_600_000) }] });
     let (got, answer) = post(address, chat, &endless.to_string());

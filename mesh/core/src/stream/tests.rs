@@ -237,6 +237,8 @@ fn refusals_failures_dead_nodes_and_new_plans_end_it_with_their_own_words() {
     assert!(bench.step(Input::Heard { from: node(1), message: Message::StreamFailed(failed) })[0].contains("the engine panicked"));
 
     assert_eq!(Bench::running(2, &[1], 5).step(Input::Replanned)[1..], ["0: close", "1: close"]);
+    let gone = Bench::running(2, &[1], 5).step(Input::Undeployed);
+    assert!(gone[0].contains("undeployed") && gone[1..] == ["0: close", "1: close"], "{gone:?}");
     assert_eq!(Bench::running(2, &[1], 5).step(Input::Cancel), ["0: close", "1: close"]);
     let unsent = Input::Unsent { to: node(1), kind: Kind::Open, why: "no connection".to_owned() };
     let mut bench = Bench::new(2, &[1], 5);

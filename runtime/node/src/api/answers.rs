@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::ApiState;
 use super::errors::ApiError;
+use super::faults;
 use super::replies::{Form, Reply};
 use super::requests::{ChatRequest, CompletionRequest};
 use crate::answer::{Answer, AnswerEvent, GenerateOptions, Prompt, TokenPiece};
@@ -80,7 +81,7 @@ pub async fn read<T: DeserializeOwned>(request: &HttpRequest, mut payload: web::
         Ok(done) => done?,
         Err(_) => return Err(ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_too_slow", "the body did not arrive within 30 seconds")),
     }
-    serde_json::from_slice(&bytes).map_err(|error| ApiError::invalid("", format!("the body is not what this route takes: {error}")))
+    serde_json::from_slice(&bytes).map_err(|error| faults::of::<T>(&bytes, &error))
 }
 
 struct How {

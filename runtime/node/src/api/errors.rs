@@ -93,6 +93,7 @@ impl From<StreamError> for ApiError {
             StreamError::Late { .. } => Self::unavailable("stage_late", message),
             StreamError::Stage { .. } | StreamError::Refused { .. } => Self::unavailable("stage_failed", message),
             StreamError::Replanned => Self::unavailable("replanned", message),
+            StreamError::Undeployed => Self::refused(StatusCode::NOT_FOUND, "model_not_found", message),
             StreamError::NotReady { .. } => Self::unavailable("model_not_ready", message),
             StreamError::ShuttingDown => Self::unavailable("shutting_down", message),
         }

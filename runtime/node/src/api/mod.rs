@@ -20,6 +20,7 @@ use errors::ApiError;
 mod admin;
 mod answers;
 pub mod errors;
+mod faults;
 mod guard;
 mod models;
 mod replies;

@@ -13,7 +13,7 @@ use mesh_runtime::client::Client;
 use mesh_runtime::processes::{Nodes, Start};
 
 use super::deploy::Bar;
-use super::human;
+use super::{human, out};
 
 /// Flags of `mesh bench`.
 #[derive(Debug, Args)]
@@ -90,18 +90,21 @@ impl Pipeline {
             let side = |rates: Rates| json!({ "prefill_tokens_per_s": rates.prefill, "decode_tokens_per_s": rates.decode });
             let report = json!({ "model": self.model, "threads": self.threads, "one": side(best_one), "processes": self.nodes, "many": side(best_many),
                 "prefill_ratio": prefill, "decode_ratio": decode, "memory": memory });
-            println!("{}", serde_json::to_string_pretty(&report)?);
+            out::json(&report)?;
             return Ok(ExitCode::SUCCESS);
         }
-        println!(
+        out::line(format_args!(
             "{} with {} thread(s) a process, best of {}: prompt of {} tokens, {} generated",
             self.model, self.threads, self.rounds, self.prompt_tokens, self.tokens
-        );
-        println!("  1 process     prefill {:8.1} tokens/s   decode {:8.1} tokens/s", best_one.prefill, best_one.decode);
-        println!("  {} processes   prefill {:8.1} tokens/s   decode {:8.1} tokens/s", self.nodes, best_many.prefill, best_many.decode);
-        println!("  ratio         prefill {prefill:8.3}            decode {decode:8.3}");
+        ))?;
+        out::line(format_args!("  1 process     prefill {:8.1} tokens/s   decode {:8.1} tokens/s", best_one.prefill, best_one.decode))?;
+        out::line(format_args!(
+            "  {} processes   prefill {:8.1} tokens/s   decode {:8.1} tokens/s",
+            self.nodes, best_many.prefill, best_many.decode
+        ))?;
+        out::line(format_args!("  ratio         prefill {prefill:8.3}            decode {decode:8.3}"))?;
         for entry in memory {
-            println!(
+            out::line(format_args!(
                 "  {} of {}: resident {}, budget {} (weights {} + cache {}, + 10 %, + 150 MB)",
                 entry["node"].as_str().unwrap_or_default(),
                 entry["processes"],
@@ -109,7 +112,7 @@ impl Pipeline {
                 human(entry["budget_bytes"].as_u64().unwrap_or(0)),
                 human(entry["weight_bytes"].as_u64().unwrap_or(0)),
                 human(entry["kv_bytes"].as_u64().unwrap_or(0)),
-            );
+            ))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -135,6 +138,7 @@ impl Pipeline {
                 first.get_or_insert(last);
                 count += 1;
             }
+            Ok(())
         })?;
         let first = first.context("no token came")?;
         let decode = f64::from(count.saturating_sub(1)) / (last - first).as_secs_f64().max(1e-9);

@@ -1,6 +1,5 @@
 //! `mesh demo`: the main job in one command, on this machine, with nothing to download.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
@@ -11,6 +10,7 @@ use mesh_runtime::client::text;
 use mesh_runtime::processes::{Nodes, Start};
 
 use super::deploy::Bar;
+use super::out;
 
 /// Flags of `mesh demo`.
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ pub struct Demo {
     prompt: String,
     /// Print one JSON object at the end instead
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 impl Demo {
@@ -33,7 +33,7 @@ impl Demo {
     /// A node did not start, or the story broke off.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         if !self.json {
-            println!("starting {} node processes on loopback …", self.nodes);
+            out::line(format_args!("starting {} node processes on loopback …", self.nodes))?;
         }
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut nodes = Nodes::start(&Start { program: &program, count: self.nodes, threads: 1, model_dirs: &[] })?;
@@ -43,9 +43,9 @@ impl Demo {
         let stages = self.stages(&mut nodes, &seen)?;
         if !self.json {
             for stage in &stages {
-                println!("  layers {:>6} on {} (process {})", text(&stage["layers"]), text(&stage["node"]), stage["pid"]);
+                out::line(format_args!("  layers {:>6} on {} (process {})", text(&stage["layers"]), text(&stage["node"]), stage["pid"]))?;
             }
-            println!("\n> {}\n", self.prompt);
+            out::line(format_args!("\n> {}\n", self.prompt))?;
         }
         let story = self.story(&mut nodes, &model)?;
         drop(nodes);
@@ -82,14 +82,14 @@ impl Demo {
                 first.get_or_insert(last);
                 story.text.push_str(more);
                 if !self.json {
-                    print!("{more}");
-                    let _ = std::io::stdout().flush();
+                    out::part(more)?;
                 }
             }
             if let Some(usage) = event.get("usage").filter(|usage| usage.is_object()) {
                 story.prompt_tokens = usage["prompt_tokens"].as_u64().unwrap_or(0);
                 story.generated_tokens = usage["completion_tokens"].as_u64().unwrap_or(0);
             }
+            Ok(())
         })?;
         let first = first.context("the story is empty")?;
         story.prefill_s = (first - start).as_secs_f64();
@@ -111,17 +111,17 @@ impl Demo {
                 "prompt_tokens": story.prompt_tokens, "generated_tokens": story.generated_tokens,
                 "prefill_tokens_per_s": prefill, "decode_tokens_per_s": decode, "first_token_s": story.prefill_s,
             });
-            println!("{}", serde_json::to_string_pretty(&report)?);
+            out::json(&report)?;
             return Ok(());
         }
-        println!(
+        out::line(format_args!(
             "\n\nprefill {} tokens, {prefill:.0}/s (first token after {:.0} ms); decode {} tokens, {decode:.0}/s; over {} processes",
             story.prompt_tokens,
             story.prefill_s * 1e3,
             story.generated_tokens,
             stages.len()
-        );
-        println!("all nodes have left and their files are gone. Next: `mesh join` on each machine, see the README.");
+        ))?;
+        out::line("all nodes have left and their files are gone. Next: `mesh join` on each machine, see the README.")?;
         Ok(())
     }
 }

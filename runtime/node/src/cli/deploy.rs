@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use mesh_runtime::client::{segment, state_of, text};
+use mesh_runtime::client::{Client, NotReady, segment, state_of, text};
 use serde_json::{Value, json};
 
 use super::wish::WishFlags;
-use super::{Target, human};
+use super::{Target, human, out};
 
 /// Flags of `mesh deploy`.
 #[derive(Debug, Args)]
@@ -24,7 +24,7 @@ pub struct Deploy {
     timeout_s: u64,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     target: Target,
 }
@@ -39,38 +39,57 @@ pub struct Undeploy {
 }
 
 impl Deploy {
-    /// Runs the command.
+    /// Runs the command. Exit status 1 = refused or failed, 2 = not ready in time; it goes on being tried then.
     ///
     /// # Errors
-    /// The node refused, or it did not become ready.
+    /// The node refused, or does not answer.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let client = self.target.client()?;
         let answer = client.post("/mesh/v1/deployments", &self.wish.body())?;
         let (id, name) = (text(&answer["id"]), text(&answer["model"]));
-        if self.wait {
-            let bar = Bar::new(!self.json);
-            let mut told = String::new();
-            client.wait_ready(&id, Duration::from_secs(self.timeout_s), |seen| {
-                bar.show(seen);
-                // Said once, also where no bar can be seen: waiting may be for a person to act.
-                let why = text(&state_of(&seen["record"]["status"]).1["why"]);
-                if !why.is_empty() && why != told {
-                    bar.say(&format!("waiting: {why}"));
-                    told = why;
-                }
-            })?;
-        }
-        let seen = client.deployment(&id)?;
+        let outcome = if self.wait { self.until_ready(&client, &id) } else { Ok(()) };
+        let not_ready = match outcome {
+            Ok(()) => None,
+            Err(error) => Some(error.downcast::<NotReady>()?), // anything else is told as it is
+        };
         if self.json {
-            println!("{}", json!({ "id": id, "model": name, "status": seen["record"]["status"], "plan": seen["record"]["plan"] }));
-        } else if self.wait {
-            println!("{name} is ready");
-        } else {
-            println!("{name} is being placed; see `mesh status`");
+            let seen = client.deployment(&id)?;
+            let mut report = json!({ "id": id, "model": name, "status": seen["record"]["status"], "plan": seen["record"]["plan"] });
+            if let Some(error) = &not_ready {
+                report["error"] = json!({ "message": error.to_string() });
+            }
+            out::line(report)?;
+        }
+        match not_ready {
+            Some(error) => {
+                out::aside(format_args!("error: {name}: {error}"));
+                return Ok(ExitCode::from(if matches!(error, NotReady::Late { .. }) { EXIT_LATE } else { 1 }));
+            }
+            None if self.json => {}
+            None if self.wait => out::line(format_args!("{name} is ready"))?,
+            None => out::line(format_args!("{name} is being placed; see `mesh status`"))?,
         }
         Ok(ExitCode::SUCCESS)
     }
+
+    fn until_ready(&self, client: &Client, id: &str) -> anyhow::Result<()> {
+        let bar = Bar::new(!self.json);
+        let mut told = String::new();
+        client.wait_ready(id, Duration::from_secs(self.timeout_s), |seen| {
+            bar.show(seen);
+            // Said once, also where no bar can be seen: waiting may be for a person to act.
+            let why = text(&state_of(&seen["record"]["status"]).1["why"]);
+            if !why.is_empty() && why != told {
+                bar.say(&format!("waiting: {why}"));
+                told = why;
+            }
+        })?;
+        Ok(())
+    }
 }
+
+/// Exit status: not ready in time.
+const EXIT_LATE: u8 = 2;
 
 impl Undeploy {
     /// Runs the command.
@@ -79,7 +98,7 @@ impl Undeploy {
     /// Nothing by this name.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         self.target.client()?.delete(&format!("/mesh/v1/deployments/{}", segment(&self.model)))?;
-        println!("{} is gone", self.model);
+        out::line(format_args!("{} is gone", self.model))?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -100,7 +119,7 @@ impl Bar {
 
     /// A line above the bar, on standard error.
     fn say(&self, line: &str) {
-        self.0.suspend(|| eprintln!("{line}"));
+        self.0.suspend(|| out::aside(line));
     }
 
     /// Shows a deployment as the status has it.

@@ -13,7 +13,7 @@ use mesh_runtime::settings::{Api, Settings};
 use mesh_runtime::state::{ApiPlace, StateDir};
 
 use super::status::Watcher;
-use super::{LogFormat, logs, settings_from, size};
+use super::{LogFormat, directory, logs, out, settings_from, size};
 
 /// Flags of `mesh join`. Each beats its environment variable, which beats the file.
 #[derive(Debug, Args)]
@@ -43,13 +43,13 @@ pub struct Join {
     #[arg(long, env = "MESH_STATE_DIR", value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Directory with models; repeatable
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = directory)]
     model_dir: Vec<PathBuf>,
     /// Memory lent to models, for instance 48G [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size, env = "MESH_MEMORY")]
     memory: Option<u64>,
     /// Compute threads [default: the cores this process may use]
-    #[arg(long, env = "MESH_THREADS")]
+    #[arg(long, env = "MESH_THREADS", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     /// Neither find nor be found by multicast DNS
     #[arg(long)]
@@ -166,7 +166,7 @@ impl Join {
 }
 
 fn say(text: &str) {
-    println!("{text}");
+    out::perhaps(text);
 }
 
 /// Waits for Ctrl-C, SIGTERM, or the end of standard input.

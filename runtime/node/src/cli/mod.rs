@@ -1,18 +1,18 @@
 //! Flags and subcommands. Each subcommand is a file; all but `join` and `demo` talk to a running node over HTTP.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the command line is where printing belongs")]
-
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use mesh_runtime::client::Client;
 use mesh_runtime::settings::{Settings, bytes_of, state_dir_default};
+use out::OutError;
 
 mod bench;
 mod demo;
 mod deploy;
 mod join;
 mod logs;
+mod out;
 mod run;
 mod show;
 mod status;
@@ -20,12 +20,7 @@ mod wish;
 
 /// Runs one large language model over many machines and keeps answering while they leave, crash and reboot.
 #[derive(Debug, Parser)]
-#[command(
-    version,
-    about,
-    max_term_width = 110,
-    after_help = "Start with `mesh demo`, then `mesh join` on each machine and `mesh deploy MODEL`."
-)]
+#[command(version, max_term_width = 110, after_help = "Start with `mesh demo`, then `mesh join` on each machine and `mesh deploy MODEL`.")]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -74,9 +69,38 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// An error, for people, on standard error.
-pub fn complain(text: &str) {
-    eprintln!("error: {text}");
+/// What became of a command that did not end well: the exit status, after whoever should know was told. With `--json` that
+/// is a program, which reads an object with `error` on standard output.
+pub fn fail(error: &anyhow::Error, json: bool) -> ExitCode {
+    match error.downcast_ref::<OutError>() {
+        Some(OutError::Closed) => return ExitCode::from(EXIT_CLOSED),
+        Some(OutError::Failed(_)) => {}
+        None if json => {
+            let _ = out::json(&serde_json::json!({ "error": { "message": format!("{error:#}") } }));
+        }
+        None => {}
+    }
+    out::aside(format_args!("error: {error:#}"));
+    ExitCode::FAILURE
+}
+
+/// The exit status of programs whose reader has gone: 128 + SIGPIPE.
+const EXIT_CLOSED: u8 = 141;
+
+impl Arguments {
+    /// Whether the command was asked for JSON.
+    #[must_use]
+    pub fn json(&self) -> bool {
+        match &self.command {
+            Command::Demo(demo) => demo.json,
+            Command::Deploy(deploy) => deploy.json,
+            Command::Run(run) => run.json,
+            Command::Status(status) => status.json,
+            Command::Models(models) => models.json,
+            Command::Plan(plan) => plan.json,
+            Command::Join(_) | Command::Undeploy(_) | Command::Token(_) | Command::Bench(_) => false,
+        }
+    }
 }
 
 /// Which running node to talk to.
@@ -117,7 +141,26 @@ pub enum LogFormat {
 
 /// A size such as `8G`, for clap.
 fn size(text: &str) -> Result<u64, String> {
-    bytes_of(text)
+    match bytes_of(text)? {
+        0 => Err("nothing can be lent out of 0 bytes: leave it out to lend what is free".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// A directory that is there, for clap.
+fn directory(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match std::fs::metadata(&path) {
+        Ok(about) if about.is_dir() => Ok(path),
+        Ok(_) => Err(format!("{text} is no directory: name the directory that the model's file or directory lies in")),
+        Err(error) => Err(format!("{text}: {error}")),
+    }
+}
+
+/// A temperature, for clap.
+fn temperature(text: &str) -> Result<f32, String> {
+    let number = text.parse::<f32>().ok().filter(|number| (0.0..=100.0).contains(number));
+    number.ok_or_else(|| format!("`{text}` is no temperature: write a number from 0 (greedy) to 100; most models are made for 0.6 to 1"))
 }
 
 /// Bytes for people: `1.5 GiB`.
@@ -150,6 +193,40 @@ mod tests {
     #[test]
     fn the_flags_make_sense() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_where_it_is_written() {
+        let parsed = |line: &str| Arguments::try_parse_from(line.split(' ')).map(drop).map_err(|error| error.to_string());
+        for good in [
+            "mesh run m x --temperature 0",
+            "mesh deploy m --streams 1",
+            "mesh join --memory 1G --model-dir /",
+            "mesh plan m --place a=0..3,b=3..8",
+        ] {
+            assert_eq!(parsed(good), Ok(()), "{good}");
+        }
+        for (bad, said) in [
+            ("mesh run m x --temperature nan", "no temperature"),
+            ("mesh run m x --temperature -1", "-1"),
+            ("mesh run m x --max-tokens 0", "0"),
+            ("mesh deploy m --streams 0", "0"),
+            ("mesh deploy m --split 0", "0"),
+            ("mesh deploy m --context 0", "0"),
+            ("mesh deploy m --place a=3..1", "places nothing"),
+            ("mesh join --memory 0", "0 bytes"),
+            ("mesh join --threads 0", "0"),
+            ("mesh join --model-dir /no/such/directory", "/no/such/directory"),
+        ] {
+            let error = parsed(bad).expect_err(bad);
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn help_speaks_to_users() {
+        let help = Arguments::command().render_help().to_string();
+        assert!(help.starts_with("Runs one large language model over many machines") && !help.contains("facade"), "{help}");
     }
 
     #[test]

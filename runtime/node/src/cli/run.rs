@@ -1,12 +1,11 @@
 //! `mesh run`: one question, the answer as it comes.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::Target;
+use super::{Target, out, temperature};
 
 /// Flags of `mesh run`.
 #[derive(Debug, Args)]
@@ -22,17 +21,17 @@ pub struct Run {
     #[arg(long)]
     raw: bool,
     /// Tokens to generate at most
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
     /// 0 = greedy [default: the model's own]
-    #[arg(long)]
+    #[arg(long, value_name = "NUMBER", value_parser = temperature)]
     temperature: Option<f32>,
     /// Same seed, same text
     #[arg(long)]
     seed: Option<u64>,
     /// Print one JSON object at the end instead of streaming
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     target: Target,
 }
@@ -68,8 +67,7 @@ impl Run {
             let more = choice["delta"]["content"].as_str().or_else(|| choice["text"].as_str()).unwrap_or_default();
             text.push_str(more);
             if !self.json {
-                print!("{more}");
-                let _ = std::io::stdout().flush();
+                out::part(more)?;
             }
             if let Some(reason) = choice["finish_reason"].as_str() {
                 last["finish_reason"] = json!(reason);
@@ -77,12 +75,13 @@ impl Run {
             if event["usage"].is_object() {
                 last["usage"] = event["usage"].clone();
             }
+            Ok(())
         })?;
         if self.json {
             last["text"] = json!(text);
-            println!("{last}");
+            out::line(last)?;
         } else {
-            println!();
+            out::line("")?;
         }
         Ok(ExitCode::SUCCESS)
     }

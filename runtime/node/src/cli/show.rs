@@ -9,7 +9,7 @@ use mesh_runtime::state::StateDir;
 use serde_json::Value;
 
 use super::wish::WishFlags;
-use super::{Target, human};
+use super::{Target, human, out};
 use mesh_runtime::client::text;
 
 /// Flags of `mesh models`.
@@ -17,7 +17,7 @@ use mesh_runtime::client::text;
 pub struct Models {
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     target: Target,
 }
@@ -30,13 +30,14 @@ impl Models {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let models = self.target.client()?.get("/mesh/v1/models")?;
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&models)?);
+            out::json(&models)?;
             return Ok(ExitCode::SUCCESS);
         }
-        println!("{:<50}{:<12}DIGEST", "MODEL", "LAYERS");
+        out::line(format_args!("{:<50}{:<12}DIGEST", "MODEL", "LAYERS"))?;
         for model in models.as_array().into_iter().flatten() {
             let layers = format!("{}..{}", model["layers"]["first"], model["layers"]["end"]);
-            println!("{:<50}{layers:<12}{}", text(&model["name"]), text(&model["digest"]).get(..16).unwrap_or_default());
+            let digest = text(&model["digest"]);
+            out::line(format_args!("{:<50}{layers:<12}{}", text(&model["name"]), digest.get(..16).unwrap_or_default()))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -49,7 +50,7 @@ pub struct Plan {
     wish: WishFlags,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     target: Target,
 }
@@ -63,9 +64,9 @@ impl Plan {
         let preview = self.target.client()?.post("/mesh/v1/plan", &self.wish.body())?;
         let fits = preview["outcome"]["Ok"].is_object();
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&preview)?);
+            out::json(&preview)?;
         } else {
-            print!("{}", preview_text(&preview));
+            out::part(preview_text(&preview))?;
         }
         Ok(if fits { ExitCode::SUCCESS } else { ExitCode::from(2) })
     }
@@ -143,18 +144,9 @@ impl Token {
             )
         })?;
         let secret = MeshSecret::from_hex(&identity.secret).with_context(|| format!("{} is damaged", dir.join("mesh.json").display()))?;
-        println!("{}", mesh_net::Token { mesh: identity.name, secret, addresses: self.addresses() });
+        // Without addresses the invited find it by multicast DNS or `--peer`.
+        let addresses = self.target.client().map(|client| client.own_addresses()).unwrap_or_default();
+        out::line(mesh_net::Token { mesh: identity.name, secret, addresses })?;
         Ok(ExitCode::SUCCESS)
-    }
-
-    /// The running node's addresses, if one runs: without them the invited find it by multicast DNS or `--peer`.
-    fn addresses(&self) -> Vec<String> {
-        let status = self.target.client().and_then(|client| client.get("/mesh/v1/status")).unwrap_or(Value::Null);
-        let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
-        let me = nodes.iter().find(|node| node["record"]["node"] == status["me"]);
-        me.into_iter()
-            .flat_map(|node| node["record"]["addresses"].as_array().cloned().unwrap_or_default())
-            .map(|address| text(&address))
-            .collect()
     }
 }

@@ -12,14 +12,14 @@ use mesh_runtime::{DeploymentStatus, Health, Mesh, NodeStatus};
 use serde_json::Value;
 
 use super::join::WATCH_EVERY;
-use super::{Target, human};
+use super::{Target, human, out};
 
 /// Flags of `mesh status`.
 #[derive(Debug, Args)]
 pub struct Status {
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     target: Target,
 }
@@ -32,9 +32,9 @@ impl Status {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let status = self.target.client()?.get("/mesh/v1/status")?;
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&status)?);
+            out::json(&status)?;
         } else {
-            print!("{}", table(&status));
+            out::part(table(&status))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -53,7 +53,7 @@ pub fn table(status: &Value) -> String {
         let mark = if status["me"] == record["node"] { "*" } else { " " };
         let state = if record["state"] == "leaving" { "leaving".to_owned() } else { text(node, "health") };
         let memory = human(record["capacity"]["memory_bytes"].as_u64().unwrap_or(0));
-        let shards: Vec<String> = record["shards"].as_array().into_iter().flatten().map(|shard| layers(&shard["layers"])).collect();
+        let shards: Vec<String> = record["shards"].as_array().into_iter().flatten().map(|shard| shard_text(status, &id, shard)).collect();
         out += &format!(
             "{mark}{:<20}{:<10}{:<9}{:<7}{:<11}{}\n",
             cut(&text(record, "name"), 19),
@@ -78,6 +78,18 @@ pub fn table(status: &Value) -> String {
         }
     }
     out
+}
+
+/// A shard's layers; in brackets if no plan names them: superseded, freed a minute later or when their memory is needed.
+fn shard_text(status: &Value, node: &str, shard: &Value) -> String {
+    let deployments = status["deployments"].as_array().into_iter().flatten();
+    let record = deployments.map(|seen| &seen["record"]).find(|record| record["id"] == shard["deployment"]);
+    let names_it = |plan: &Value| {
+        let mut stages = plan["stages"].as_array().into_iter().flatten();
+        stages.any(|stage| stage["node"] == node && stage["layers"] == shard["layers"])
+    };
+    let in_plan = record.is_some_and(|record| names_it(&record["plan"]) || names_it(&state_of(&record["status"]).1["plan"]));
+    if in_plan { layers(&shard["layers"]) } else { format!("({})", layers(&shard["layers"])) }
 }
 
 fn deployment_text(deployment: &Value, names: &BTreeMap<String, String>) -> String {
@@ -134,14 +146,14 @@ pub struct Watcher {
     show: bool,
     nodes: BTreeMap<NodeId, (Health, u64, Option<String>)>,
     deployments: BTreeMap<String, String>,
-    notices: usize,
+    notices: Vec<String>,
 }
 
 impl Watcher {
     /// Watches `mesh`; prints lines if `show`, else logs them.
     #[must_use]
     pub fn new(mesh: Mesh, show: bool) -> Self {
-        Self { mesh, show, nodes: BTreeMap::new(), deployments: BTreeMap::new(), notices: 0 }
+        Self { mesh, show, nodes: BTreeMap::new(), deployments: BTreeMap::new(), notices: Vec::new() }
     }
 
     /// Runs until the node has stopped.
@@ -155,7 +167,7 @@ impl Watcher {
 
     fn say(&self, line: &str) {
         if self.show {
-            println!("{line}");
+            out::perhaps(line);
         } else {
             tracing::info!("{line}");
         }
@@ -177,13 +189,10 @@ impl Watcher {
             };
             self.say(&format!("node {} ({}, start number {}) {what}", seen.record.name, seen.record.node.short(), seen.record.incarnation));
         }
-        // The list keeps the newest; what is new since last time is at its end.
-        if status.notices.len() > self.notices {
-            for notice in &status.notices[self.notices..] {
-                self.say(notice);
-            }
+        for notice in status.notices.iter().filter(|notice| !self.notices.contains(notice)) {
+            self.say(notice);
         }
-        self.notices = status.notices.len();
+        self.notices.clone_from(&status.notices);
     }
 
     fn deployments(&mut self, status: &NodeStatus) {
@@ -223,9 +232,10 @@ mod tests {
     fn an_odd_answer_is_shown_as_far_as_it_goes() {
         assert!(table(&json!({})).starts_with("NODE"));
         let text = table(&json!({
-            "me": "aa", "nodes": [{ "record": { "node": "aa", "name": "x", "incarnation": 2, "shards": [{ "layers": { "first": 0, "end": 8 } }] }, "health": "suspect", "why": "reached only through y" }],
-            "deployments": [{ "record": { "sheet": { "name": "m" }, "status": { "waiting": { "why": "too big" } }, "version": { "term": 1, "epoch": 2 } } }]
+            "me": "aa", "nodes": [{ "record": { "node": "aa", "name": "x", "incarnation": 2, "shards": [{ "deployment": "d", "layers": { "first": 0, "end": 8 } }, { "deployment": "d", "layers": { "first": 2, "end": 5 } }] }, "health": "suspect", "why": "reached only through y" }],
+            "deployments": [{ "other_copies": [["bb", "y's copy is another"]], "record": { "id": "d", "plan": { "stages": [{ "node": "aa", "layers": { "first": 0, "end": 8 } }] }, "wish": { "split": 2, "place": [] }, "sheet": { "name": "m" }, "status": { "waiting": { "why": "too big" } }, "version": { "term": 1, "epoch": 2 } } }]
         }));
-        assert!(text.contains("0..8") && text.contains("too big") && text.contains("epoch 2") && text.contains("only through y"), "{text}");
+        assert!(text.contains("0..8 (2..5)") && text.contains("y's copy is another") && text.contains("asked for: 2 stages"), "{text}");
+        assert!(text.contains("too big") && text.contains("epoch 2") && text.contains("only through y"), "{text}");
     }
 }
