@@ -15,3 +15,4 @@ pub mod stream;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+pub mod workers;

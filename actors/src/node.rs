@@ -28,6 +28,7 @@ use tokio::sync::mpsc;
 
 use crate::handle::Command;
 use crate::router::Router;
+use crate::workers::Workers;
 
 /// Messages from shards and streams that wait at most.
 const MAILBOX_MAX: usize = 1_024;
@@ -60,6 +61,8 @@ pub struct NodeParts {
     pub channels: Arc<dyn Channels>,
     /// Weight files.
     pub models: Arc<dyn Models>,
+    /// Where shards and scans run.
+    pub workers: Arc<dyn Workers>,
     /// Compute threads of each shard.
     pub threads: u16,
     /// The carrier asks the same router before it makes an event of a message.
@@ -240,12 +243,11 @@ impl NodeActor {
         }
     }
 
-    /// Looks through the model directories on a thread of its own: a disk may be slow.
+    /// Looks through the model directories, off the arbiter: a disk may be slow.
     fn scan_models(&mut self, ctx: &mut Context<Self>) {
         self.scanned = Some(self.parts.clock.now());
-        let (models, (found, list)) = (self.parts.models.clone(), tokio::sync::oneshot::channel());
-        let thread = std::thread::Builder::new().name("mesh-scan".into()).spawn(move || found.send(models.list()));
-        if let Err(error) = thread {
+        let (found, list) = tokio::sync::oneshot::channel();
+        if let Err(error) = self.parts.workers.scan(self.parts.models.clone(), found) {
             return self.notice(format!("no thread to look for models: {error}"));
         }
         let listed = list.into_actor(self).map(|list, actor, ctx| {

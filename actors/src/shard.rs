@@ -1,4 +1,4 @@
-//! The shard actor: starts a shard's thread, registers it with the router, and tells the node actor what it says.
+//! The shard actor: starts a shard's worker, registers it with the router, and tells the node actor what it says.
 //!
 //! Orders do not pass through here: the node actor pushes them through the [`ShardHandle`], which never waits. When the
 //! actor stops, the shard is retired: its thread gives up what it does and drops weights, caches and lanes on its own time.
@@ -14,7 +14,7 @@ use mesh_core::wire::ShardReport;
 
 use crate::router::Router;
 use crate::shard_inlet::ShardHandle;
-use crate::shard_thread;
+use crate::workers::{ShardStart, Workers};
 
 /// What a shard needs of the world.
 #[derive(Clone)]
@@ -27,6 +27,8 @@ pub struct ShardPorts {
     pub channels: Arc<dyn Channels>,
     /// Weight files.
     pub models: Arc<dyn Models>,
+    /// Where it runs.
+    pub workers: Arc<dyn Workers>,
 }
 
 /// Everything a shard is made of.
@@ -62,14 +64,14 @@ pub struct ShardActor {
 }
 
 impl ShardActor {
-    /// Starts a shard that holds nothing yet, on a thread of its own, and registers it with the router.
+    /// Starts a shard that holds nothing yet, where its workers run, and registers it with the router.
     ///
     /// # Errors
     /// The operating system gives no thread.
     pub fn launch(setup: ShardSetup) -> std::io::Result<(Addr<Self>, ShardHandle)> {
-        let (handle, inlet) = ShardHandle::new(setup.deployment, setup.me, setup.boot);
-        let (router, news) = (setup.router.clone(), setup.news.clone());
-        shard_thread::spawn(setup, handle.clone(), inlet)?;
+        let (handle, inlet) = ShardHandle::new(setup.deployment, setup.me, setup.boot, setup.ports.workers.bell());
+        let (router, news, workers) = (setup.router.clone(), setup.news.clone(), setup.ports.workers.clone());
+        workers.shard(ShardStart { setup, handle: handle.clone(), inlet })?;
         router.add_shard(handle.clone());
         let actor = Self { handle: handle.clone(), router, news };
         Ok((actor.start(), handle))

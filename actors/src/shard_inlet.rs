@@ -15,7 +15,7 @@ use mesh_core::model::Layers;
 use mesh_core::plan::Plan;
 use mesh_core::ports::{EngineOptions, Wake};
 use mesh_core::wire::{Message, ShardReport, ShardState, StreamTag};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::handle::SeenShard;
 
@@ -143,6 +143,8 @@ pub struct ShardHandle {
     orders: Sender<Order>,
     shared: Arc<Shared>,
     view: Arc<watch::Sender<ShardView>>,
+    /// Rung where the shard does not sleep on the queue itself.
+    bell: Option<Arc<Notify>>,
 }
 
 /// The inner end: what the shard reads, and where it writes its view.
@@ -153,21 +155,31 @@ pub(crate) struct ShardInlet {
 }
 
 impl ShardHandle {
-    /// Both ends.
-    pub(crate) fn new(deployment: DeploymentId, me: NodeId, boot: BootId) -> (Self, ShardInlet) {
+    /// Both ends. The bell is rung after each order, and when a step shall give up.
+    pub(crate) fn new(deployment: DeploymentId, me: NodeId, boot: BootId, bell: Option<Arc<Notify>>) -> (Self, ShardInlet) {
         let (sender, orders) = crossbeam_channel::bounded(ORDERS_MAX);
         let shared = Arc::new(Shared::default());
         let idle = ShardView { plan: None, state: ShardState::Loading { done_bytes: 0, all_bytes: 0 }, ended: false };
         let view = Arc::new(watch::Sender::new(idle));
         let inlet = ShardInlet { orders, shared: shared.clone(), view: view.clone() };
-        (Self { deployment, me, boot, orders: sender, shared, view }, inlet)
+        (Self { deployment, me, boot, orders: sender, shared, view, bell }, inlet)
     }
 
     fn push(&self, order: Order) -> Result<(), PushError> {
-        self.orders.try_send(order).map_err(|error| match error {
+        let pushed = self.orders.try_send(order).map_err(|error| match error {
             crossbeam_channel::TrySendError::Full(_) => PushError::Full,
             crossbeam_channel::TrySendError::Disconnected(_) => PushError::Ended,
-        })
+        });
+        if let Some(bell) = &self.bell {
+            bell.notify_one();
+        }
+        pushed
+    }
+
+    /// Rung after each order.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn bell(&self) -> Option<Arc<Notify>> {
+        self.bell.clone()
     }
 
     /// Orders the layers of `plan` into memory. What is held already is not read again; a load for another plan gives up.
@@ -296,7 +308,7 @@ mod tests {
     #[test]
     fn a_step_gives_up_when_its_last_stream_is_closed_by_its_owner() {
         let (owner, other) = (NodeId([1; 32]), NodeId([2; 32]));
-        let (handle, inlet) = ShardHandle::new(DeploymentId(1), NodeId([0; 32]), BootId(1));
+        let (handle, inlet) = ShardHandle::new(DeploymentId(1), NodeId([0; 32]), BootId(1), None);
         let gives_up = || inlet.shared.give_up.load(Ordering::Acquire);
         let close = |from, tag| handle.heard(from, Message::Close(tag)).expect("room");
         inlet.shared.begin(vec![(StreamId(1), AttemptTag(7), owner), (StreamId(2), AttemptTag(7), owner)]);
@@ -319,7 +331,7 @@ mod tests {
 
     #[test]
     fn the_queue_is_bounded_and_wakes_do_not_pile_up() {
-        let (handle, inlet) = ShardHandle::new(DeploymentId(1), NodeId([0; 32]), BootId(1));
+        let (handle, inlet) = ShardHandle::new(DeploymentId(1), NodeId([0; 32]), BootId(1), None);
         (0..10).for_each(|_| handle.wake());
         assert_eq!(inlet.orders.len(), 1);
         inlet.shared.looking_at_lanes();

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use mesh_core::wire::ShardState;
 
-use crate::shard::ShardSetup;
-use crate::shard_inlet::{ShardHandle, ShardInlet};
-use crate::shard_worker::{Flow, ShardWorker};
+use crate::shard_inlet::Order;
+use crate::shard_worker::{Flow, ShardWorker, Steps};
+use crate::workers::ShardStart;
 
 /// How long to look before sleeping, in microseconds (DESIGN, section 5).
 const SPIN_US: u64 = 20;
@@ -23,12 +23,12 @@ const SPIN_CORES_MIN: usize = 4;
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// Starts the thread. It ends after `ShardHandle::retire`, and says so in its view.
-pub(crate) fn spawn(setup: ShardSetup, handle: ShardHandle, inlet: ShardInlet) -> std::io::Result<()> {
-    let name = format!("shard-{}", &setup.deployment.to_string()[..8]);
-    let view = inlet.view.clone();
+pub(crate) fn spawn(start: ShardStart) -> std::io::Result<()> {
+    let name = format!("shard-{}", &start.setup.deployment.to_string()[..8]);
+    let view = start.inlet.view.clone();
     let spin = std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= SPIN_CORES_MIN);
     std::thread::Builder::new().name(name).spawn(move || {
-        let ended = catch_unwind(AssertUnwindSafe(|| run(&mut ShardWorker::new(setup, handle, inlet), spin)));
+        let ended = catch_unwind(AssertUnwindSafe(|| run(&mut ShardWorker::new(start, Steps::AtOnce), spin)));
         view.send_modify(|view| {
             view.ended = true;
             if ended.is_err() {
@@ -43,7 +43,7 @@ pub(crate) fn spawn(setup: ShardSetup, handle: ShardHandle, inlet: ShardInlet) -
 fn run(worker: &mut ShardWorker, spin: bool) {
     loop {
         while let Some(order) = worker.next_order() {
-            if worker.obey(order) == Flow::Ended {
+            if obey(worker, order) == Flow::Ended {
                 return;
             }
         }
@@ -53,11 +53,20 @@ fn run(worker: &mut ShardWorker, spin: bool) {
         }
         let sleep = worker.wake_at().map_or(SLEEP_MAX, |at| Duration::from_nanos(at.0.saturating_sub(worker.now().0)).min(SLEEP_MAX));
         if let Ok(order) = worker.orders().recv_timeout(sleep)
-            && worker.obey(order) == Flow::Ended
+            && obey(worker, order) == Flow::Ended
         {
             return;
         }
     }
+}
+
+/// A load begins and ends here, however long it takes.
+fn obey(worker: &mut ShardWorker, order: Order) -> Flow {
+    let flow = worker.obey(order);
+    if let Some(loading) = worker.loading() {
+        worker.finish_load(&loading);
+    }
+    flow
 }
 
 fn comes_soon(worker: &ShardWorker) -> bool {

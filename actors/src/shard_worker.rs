@@ -1,8 +1,12 @@
 //! What a shard's thread does: the stage core, the engine and the lanes, tied together.
 //!
 //! The worker owns all three and nobody else touches them. [`ShardWorker::turn`] looks at the lanes, hands what arrived to
-//! the core and performs what the core wants; a step of the engine runs inside it. It never waits: who calls it (a thread,
-//! or the simulator) waits on the orders' queue until [`ShardWorker::wake_at`].
+//! the core and performs what the core wants. It never waits: who calls it (a thread, or a task on virtual time) waits on
+//! the orders' queue until [`ShardWorker::wake_at`].
+//!
+//! What takes time is cut in two, so that a host can let the time pass in between: a step ([`ShardWorker::begin_step`],
+//! [`ShardWorker::finish_step`]) and a load ([`ShardWorker::loading`], [`ShardWorker::finish_load`]). On a thread the step
+//! runs within `turn`, at once.
 //!
 //! Bytes on the way: a row's values stay where the lane received them until the step has read them; the engine writes into
 //! the slot that goes out next, unless the output needs more than one. So a hop costs no copy in the usual case.
@@ -22,10 +26,14 @@ use mesh_core::wire::{LaneId, LaneOffer, Message, ShardState};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::shard::ShardSetup;
-use crate::shard_inlet::{Order, ShardHandle, ShardInlet, ShardView, Shared};
+use crate::shard_inlet::{Order, Running, ShardView, Shared};
 use crate::shard_lanes::{Change, Inward, Outward, shape_for};
+use crate::workers::ShardStart;
 
 mod load;
+
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use load::Loading;
 
 // Values are read where they lie, and the wire is little-endian.
 const _: () = assert!(cfg!(target_endian = "little"));
@@ -35,6 +43,16 @@ const _: () = assert!(cfg!(target_endian = "little"));
 pub(crate) enum Flow {
     Go,
     Ended,
+}
+
+/// When a step runs that the core asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Steps {
+    /// Right away, within the call that led to it.
+    AtOnce,
+    /// When the host says so. Until then nothing else is fed to the core.
+    #[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "for hosts on virtual time"))]
+    WhenTold,
 }
 
 /// Where the last step's output lies.
@@ -70,11 +88,17 @@ pub(crate) struct ShardWorker {
     effects: Vec<Effect>,
     /// An order that came while a step ran and must wait for its outcome.
     postponed: Option<Order>,
+    /// A step that the core asked for and that was not run yet.
+    pending: Option<Batch>,
+    /// A load that was begun.
+    loading: Option<load::Loading>,
+    steps: Steps,
     malformed: u64,
 }
 
 impl ShardWorker {
-    pub fn new(setup: ShardSetup, handle: ShardHandle, inlet: ShardInlet) -> Self {
+    pub fn new(start: ShardStart, steps: Steps) -> Self {
+        let ShardStart { setup, handle, inlet } = start;
         Self {
             stage: Stage::new(setup.limits),
             setup,
@@ -95,6 +119,9 @@ impl ShardWorker {
             inputs: VecDeque::new(),
             effects: Vec::new(),
             postponed: None,
+            pending: None,
+            loading: None,
+            steps,
             malformed: 0,
         }
     }
@@ -115,13 +142,14 @@ impl ShardWorker {
         self.postponed.is_some() || !self.orders.is_empty()
     }
 
+    /// Does what it is told. A load is only begun: see [`ShardWorker::loading`].
     pub fn obey(&mut self, order: Order) -> Flow {
         if self.shared.retired.load(Ordering::Acquire) {
             self.retire();
             return Flow::Ended;
         }
         match order {
-            Order::Load { plan, options } => self.load(&plan, options),
+            Order::Load { plan, options } => self.begin_load(plan, options),
             Order::Adopt { plan } => self.adopt(plan),
             Order::Heard { from, message: Message::Lane(offer) } => self.offered(from, offer),
             Order::Heard { from, message } => self.feed(Input::Heard { from, message }),
@@ -134,8 +162,8 @@ impl ShardWorker {
     /// Looks at lanes and deadlines until nothing is left to do.
     pub fn turn(&mut self) {
         self.shared.looking_at_lanes();
-        while self.look_in() | self.look_out() {}
-        if self.stage.wake_at().is_some_and(|at| self.now() >= at) {
+        while self.pending.is_none() && self.look_in() | self.look_out() {}
+        if self.pending.is_none() && self.stage.wake_at().is_some_and(|at| self.now() >= at) {
             self.feed(Input::Elapsed);
         }
         self.shared.streams.store(u32::try_from(self.stage.streams()).unwrap_or(u32::MAX), Ordering::Relaxed);
@@ -327,11 +355,18 @@ impl ShardWorker {
 
     /// Steps the core through what is queued and performs what it wants.
     fn work(&mut self) {
-        while let Some(input) = self.inputs.pop_front() {
+        while self.pending.is_none()
+            && let Some(input) = self.inputs.pop_front()
+        {
             let mut effects = std::mem::take(&mut self.effects);
             self.stage.step(self.now(), input, &mut effects);
             effects.drain(..).for_each(|effect| self.perform(effect));
             self.effects = effects;
+            if self.steps == Steps::AtOnce
+                && let Some(batch) = self.pending.take()
+            {
+                self.run(&batch);
+            }
         }
     }
 
@@ -351,7 +386,7 @@ impl ShardWorker {
                     let _ = guarded("closing a cache", || engine.close(stream));
                 }
             }
-            Effect::Run(batch) => self.run(&batch),
+            Effect::Run(batch) => self.pending = Some(batch),
             Effect::Emit(part) => self.emit(&part),
             Effect::Release(slot) => self.release(slot),
         }
@@ -378,9 +413,49 @@ impl ShardWorker {
         }
     }
 
-    /// Runs a step. What came meanwhile is heard before the outcome is: an `Open` or `Close` voids its stream's rows.
+    /// The model's table of contents.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn sheet(&self) -> &mesh_core::model::ModelSheet {
+        &self.setup.sheet
+    }
+    /// Layers in memory.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn layers(&self) -> mesh_core::model::Layers {
+        self.engine.as_ref().map_or(mesh_core::model::Layers::new(0, 0), |engine| engine.layers())
+    }
+
+    /// A step that is to be run: from now on its streams' ends are noted. [`ShardWorker::finish_step`] has to follow, and
+    /// nothing else may be called before.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn begin_step(&mut self) -> Option<&Batch> {
+        let batch = self.pending.as_ref()?;
+        self.shared.begin(running(batch));
+        Some(batch)
+    }
+
+    /// Whether the step that was begun, or the load, is for nobody any more.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn shall_give_up(&self) -> bool {
+        self.shared.give_up.load(Ordering::Acquire)
+    }
+
+    /// Computes the step that was begun, and what follows from it.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn finish_step(&mut self) {
+        if let Some(batch) = self.pending.take() {
+            self.compute(&batch);
+            self.work();
+        }
+    }
+
+    /// Runs a step.
     fn run(&mut self, batch: &Batch) {
-        self.shared.begin(batch.rows.iter().map(|row| (row.tag.stream, row.tag.attempt, row.owner)).collect());
+        self.shared.begin(running(batch));
+        self.compute(batch);
+    }
+
+    /// What came meanwhile is heard before the outcome is: an `Open` or `Close` voids its stream's rows.
+    fn compute(&mut self, batch: &Batch) {
         let outcome = self.step(batch);
         self.shared.end();
         while self.postponed.is_none() {
@@ -463,6 +538,11 @@ impl ShardWorker {
             tracing::debug!(%error, "rows were lost with their lane");
         }
     }
+}
+
+/// Whose rows a step has.
+fn running(batch: &Batch) -> Vec<Running> {
+    batch.rows.iter().map(|row| (row.tag.stream, row.tag.attempt, row.owner)).collect()
 }
 
 /// Runs foreign code: a panic in it is its failure, not ours (F27).

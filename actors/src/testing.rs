@@ -3,12 +3,14 @@
 
 mod clock;
 mod cluster;
+mod inline;
 mod lanes;
 mod net;
 mod nodes;
 
 pub use clock::Stopwatch;
 pub use cluster::{Cluster, ClusterShape};
+pub use inline::{Inline, Pace, Wait};
 pub use lanes::MemoryLanes;
 pub use net::{MemoryCarrier, MemoryNet};
 pub use nodes::{Dice, MemoryStore, Nodes};

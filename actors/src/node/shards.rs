@@ -123,6 +123,7 @@ impl NodeActor {
                 carrier: self.parts.carrier.clone(),
                 channels: self.parts.channels.clone(),
                 models: self.parts.models.clone(),
+                workers: self.parts.workers.clone(),
             },
             router: self.parts.router.clone(),
             limits: self.parts.stage_limits,

@@ -20,6 +20,7 @@ use crate::router::Router;
 use crate::shard::{ShardActor, ShardNews, ShardPorts, ShardSetup};
 use crate::shard_inlet::ShardHandle;
 use crate::stream::{StreamActor, StreamEnded, StreamSetup};
+use crate::workers::Threads;
 
 /// What a cluster is made of.
 #[derive(Clone)]
@@ -99,6 +100,7 @@ impl Cluster {
                         carrier: carrier.clone(),
                         channels: lanes.clone() as Arc<dyn Channels>,
                         models: Arc::new(models(index)),
+                        workers: Arc::new(Threads),
                     },
                     router: router.clone(),
                     limits: shape.stage,

@@ -16,6 +16,7 @@ use super::{MemoryCarrier, MemoryLanes, MemoryNet, Stopwatch};
 use crate::handle::{NodeHandle, NodeStatus};
 use crate::node::{NodeActor, NodeParts};
 use crate::router::Router;
+use crate::workers::Threads;
 
 /// Carrier events that wait at most.
 const EVENTS_MAX: usize = 4_096;
@@ -179,6 +180,7 @@ impl Nodes {
             carrier,
             channels: self.lanes.clone() as Arc<dyn Channels>,
             models,
+            workers: Arc::new(Threads),
             threads: 1,
             router,
             stage_limits: stage::Limits::default(),

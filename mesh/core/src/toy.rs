@@ -175,7 +175,7 @@ impl ToyEngine {
         self.caches.values().map(|cache| self.bytes(cache.positions_max)).sum()
     }
     fn bytes(&self, positions: u32) -> u64 {
-        u64::from(positions) * u64::from(self.layers.count()) * u64::from(KV_BYTES)
+        self.sheet.kv_bytes(self.layers, u64::from(positions))
     }
 
     /// One position of one stream: the state that leaves the last held layer.
@@ -226,12 +226,15 @@ impl Engine for ToyEngine {
 
     fn reshape(&mut self, layers: Layers, progress: &dyn Progress) -> Result<(), ModelError> {
         self.caches.clear();
-        let fresh = (layers.first..layers.end).filter(|layer| !self.layers.contains(*layer)).count() as u64;
-        for done in 1..=fresh {
+        let fresh: Vec<u16> = (layers.first..layers.end).filter(|layer| !self.layers.contains(*layer)).collect();
+        let all = fresh.iter().map(|&layer| self.sheet.layers[usize::from(layer)].weight_bytes).sum();
+        let mut done = 0;
+        for layer in fresh {
             if progress.give_up() {
                 return Err(ModelError::GivenUp);
             }
-            progress.loaded(done * LAYER_BYTES, fresh * LAYER_BYTES);
+            done += self.sheet.layers[usize::from(layer)].weight_bytes;
+            progress.loaded(done, all);
         }
         self.layers = layers;
         Ok(())
@@ -360,15 +363,18 @@ impl Models for ToyModels {
     fn load(&self, digest: Digest, layers: Layers, options: EngineOptions, progress: &dyn Progress) -> Result<Box<dyn Engine>, ModelError> {
         let sheet =
             self.sheets.iter().find(|sheet| sheet.digest == digest).ok_or_else(|| ModelError::NotFound(format!("no toy {digest:?}")))?;
-        let all_bytes = u64::from(layers.count()) * LAYER_BYTES;
-        for (done, layer) in (layers.first..layers.end).enumerate() {
+        let bytes = |layer: u16| sheet.layers[usize::from(layer)].weight_bytes;
+        let all_bytes = (layers.first..layers.end).map(bytes).sum();
+        let mut done_bytes = 0;
+        for layer in layers.first..layers.end {
             if let Some(hook) = &self.load_hook {
                 hook(layer);
             }
             if progress.give_up() {
                 return Err(ModelError::GivenUp);
             }
-            progress.loaded((done as u64 + 1) * LAYER_BYTES, all_bytes);
+            done_bytes += bytes(layer);
+            progress.loaded(done_bytes, all_bytes);
         }
         Ok(Box::new(ToyEngine::new(sheet, layers, options.kv_bytes_max).with_hook(self.hook.clone())))
     }

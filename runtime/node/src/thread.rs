@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use mesh_actors::handle::{Command, NodeHandle};
 use mesh_actors::node::{NodeActor, NodeParts};
 use mesh_actors::router::Router;
+use mesh_actors::workers::Threads;
 use mesh_channel::{ChannelConfig, TensorChannels};
 use mesh_core::ids::{BootId, NodeId};
 use mesh_core::ports::{CarrierEvent, Clock, Models};
@@ -105,6 +106,7 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
         channels: Arc::new(channels),
         models: Arc::clone(&library) as Arc<dyn Models>,
         router,
+        workers: Arc::new(Threads),
         threads,
         stage_limits: mesh_core::stage::Limits::default(),
         stream_limits: mesh_core::stream::Limits::default(),
