@@ -1,40 +1,60 @@
 //! Worlds, faults and checkers that drive the shipped actors and cores on virtual time.
 //!
-//! The worlds come next. What stands here already is the rule they follow: a world is drawn whole from one seed, and
-//! each part draws from a stream of its own, so that a new draw here does not reshuffle there.
+//! A [`Scenario`] (a TOML file) and a [`Seed`] make a world: machines, links, traffic, faults. The nodes in it are the ones
+//! that ship; what is simulated is what lies around them: the clock, connections, lanes, disks, how long a layer takes.
+//! The same seed gives the same trace, byte for byte, in another process too.
+//!
+//! ```
+//! use mesh_simulations::{Options, Scenario, Seed, run};
+//!
+//! let scenario = Scenario::parse(
+//!     r#"
+//!     title = "one of three is killed"
+//!     world.run_s = 12
+//!     [[nodes]]
+//!     name = "n"
+//!     count = 3
+//!     [[faults]]
+//!     at_ms = 8000
+//!     crash = "n2"
+//!     for_ms = 2000
+//!     "#,
+//! )
+//! .expect("a scenario");
+//! let outcome = run(&scenario, Seed(7), Options::default());
+//! assert!(outcome.is_green(), "{:?}", outcome.violations);
+//! ```
+//!
+//! [`explore`] runs many seeds side by side; [`shrink`] takes faults out of a scenario that fails, one by one, while it still
+//! does. `Outcome::timeline` is what a picture is made of.
+//!
+//! What this room must *not* know: real time, real sockets. What it may: everything that is public of the cores and actors.
 
+mod carrier;
+mod checks;
+mod dice;
+mod disk;
+mod draw;
+mod explore;
+mod ground;
+pub mod happening;
+mod models;
+mod net;
+pub mod outcome;
+mod outside;
+mod ports;
 pub mod report;
+mod run;
+pub mod scenario;
+mod story;
+pub mod timeline;
+mod world;
 
-/// A seed, and the streams of randomness that are drawn from it by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seed(pub u64);
-
-impl Seed {
-    /// An independent seed for the part with this name: splitmix64 over the name's bytes.
-    #[must_use]
-    pub fn stream(self, part: &str) -> Self {
-        let fold = |state: u64, byte: u8| mix(state ^ u64::from(byte));
-        Self(part.bytes().fold(mix(self.0), fold))
-    }
-}
-
-/// One step of splitmix64 (Steele, Lea, Flood 2014).
-fn mix(state: u64) -> u64 {
-    let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Seed;
-
-    #[test]
-    fn parts_draw_independently_and_repeatably() {
-        let seed = Seed(0x2a);
-        assert_eq!(seed.stream("links"), seed.stream("links"));
-        assert_ne!(seed.stream("links"), seed.stream("nodes"));
-        assert_ne!(seed.stream("links"), Seed(0x2b).stream("links"));
-    }
-}
+pub use dice::{Dice, Seed};
+pub use draw::expand;
+pub use explore::{Explored, explore, shrink};
+pub(crate) use ground::EPOCH_NS;
+pub use outcome::{Demand, Kind, Metrics, Outcome, Violation};
+pub use run::{Options, run};
+pub use scenario::{Scenario, ScenarioError};
+pub use timeline::Timeline;
