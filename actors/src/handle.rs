@@ -6,6 +6,7 @@
 pub use mesh_core::deployments::Health;
 use mesh_core::generation::{FinishReason, GenerationRequest, StreamError, TokenLogprobs};
 use mesh_core::ids::{DeploymentId, Digest, NodeId, StreamId};
+use mesh_core::links::SeenLink;
 use mesh_core::model::{Layers, ModelSheet};
 use mesh_core::records::{DeploymentRecord, DeploymentStatus, NodeRecord, Wish};
 use serde::Serialize;
@@ -211,6 +212,8 @@ pub struct NodeStatus {
     pub nodes: Vec<SeenNode>,
     /// Every deployment that was not deleted.
     pub deployments: Vec<SeenDeployment>,
+    /// Every link between this node and another that is up, or might be one.
+    pub links: Vec<SeenLink>,
     /// Refused connections and other things an operator should know, newest last, each once: at most 32, of the last ten
     /// minutes.
     pub notices: Vec<String>,

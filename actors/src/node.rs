@@ -6,6 +6,7 @@
 
 mod commands;
 mod contents;
+mod links;
 mod shards;
 mod status;
 mod streams;
@@ -82,6 +83,7 @@ pub struct NodeActor {
     contents: contents::Known,
     shards: shards::Shards,
     streams: streams::Streams,
+    links: links::LinkDesk,
     /// What an operator should know and when it last happened, newest last.
     notices: VecDeque<(Time, String)>,
     /// Since when nodes are away, for the status.
@@ -107,6 +109,7 @@ impl NodeActor {
             contents: contents::Known::default(),
             shards: shards::Shards::default(),
             streams: streams::Streams::default(),
+            links: links::LinkDesk::new(parts.clock.now(), parts.me.node, parts.entropy.draw(), parts.me.addresses.clone()),
             notices: VecDeque::new(),
             away: BTreeMap::new(),
             dialled: BTreeMap::new(),
@@ -136,6 +139,7 @@ impl NodeActor {
                 queue.extend(more.drain(..));
             }
         }
+        self.meet_for_links(ctx);
         self.tell_of_shards(ctx);
         self.dial_the_unmet();
         self.arm(ctx);
@@ -204,9 +208,9 @@ impl NodeActor {
         self.notices.iter().filter(|(at, _)| now.ms_since(*at) < NOTICE_MS).map(|(_, notice)| notice.clone()).collect()
     }
 
-    /// Sets the one timer to when the core next wants to be woken.
+    /// Sets the one timer to when a core next wants to be woken.
     fn arm(&mut self, ctx: &mut Context<Self>) {
-        let at = self.core.wake_at();
+        let at = self.links.wake_at().map_or(self.core.wake_at(), |at| at.min(self.core.wake_at()));
         if self.timer.as_ref().is_some_and(|timer| timer.0 == at) {
             return;
         }
@@ -230,6 +234,7 @@ impl NodeActor {
         self.note_who_is_away();
         self.scan_models_if_needed(ctx);
         self.look_at_contents(ctx);
+        self.look_at_links(ctx);
         self.step(Input::Elapsed, ctx);
     }
 
@@ -332,6 +337,7 @@ impl StreamHandler<CarrierEvent> for NodeActor {
             CarrierEvent::Awake => self.step(Input::Awake, ctx),
             // The router handed it back: the shard was not here a moment ago. Its offers are repeated.
             CarrierEvent::Heard { from, message: message @ Message::Lane(_) } => self.shards.lane(from, message),
+            CarrierEvent::Heard { from, message: Message::Links(message) } => self.heard_of_links(from, message, ctx),
             CarrierEvent::Heard { from, message } => self.step(Input::Heard { from, message }, ctx),
             CarrierEvent::Gossip(record) => self.step(Input::Gossip(record), ctx),
             CarrierEvent::Refused { address, why } => self.notice(format!("{address}: {why}")),

@@ -1,7 +1,8 @@
 //! A shard's two lanes: accepted from the stage before, connected to the next one, and made anew when they end.
 //!
 //! The receiving side leads: it accepts, tells the sender's node its offer until the lane is up, and when the lane ends it
-//! accepts again, with growing pauses, as a new generation. The sending side connects to whatever it is offered last.
+//! accepts again, with growing pauses, as a new generation. The sending side connects to whatever it is offered last. Which
+//! link a life takes is the channels' business; a lane on which nothing runs moves when there is a better one (F4).
 
 use std::sync::Arc;
 
@@ -18,6 +19,12 @@ const PAUSE_LAST_MS: u64 = 5_000;
 const TELL_AGAIN_MS: u64 = 1_000;
 /// A lane that was up for so long starts with the first pause again when it ends.
 const STEADY_MS: u64 = 10_000;
+
+/// A lane on which nothing ran for so long may move to a better link. How often it is looked at, too.
+const IDLE_MS: u64 = 1_000;
+/// First pause after a move: the better link may not take it. Doubles up to the last.
+const MOVE_PAUSE_FIRST_MS: u64 = 2_000;
+const MOVE_PAUSE_LAST_MS: u64 = 60_000;
 
 /// Positions that a slot holds at least, where they fit at all.
 const SLOT_POSITIONS: usize = 64;
@@ -55,6 +62,42 @@ pub(crate) struct Inward {
     life: u64,
     pause_ms: u64,
     try_at: Time,
+    moves: Moves,
+}
+
+/// When a lane that works may be given up for a better link.
+struct Moves {
+    idle_since: Option<Time>,
+    look_at: Time,
+    not_before: Time,
+    pause_ms: u64,
+}
+
+impl Moves {
+    /// Whether to move now.
+    fn due(&mut self, now: Time, idle: bool, receiver: &dyn LaneReceiver) -> bool {
+        if !idle {
+            self.idle_since = None;
+        }
+        if now < self.look_at {
+            return false;
+        }
+        self.look_at = now.plus_ms(IDLE_MS);
+        if !receiver.has_better_link() {
+            self.pause_ms = MOVE_PAUSE_FIRST_MS;
+            return false;
+        }
+        if !idle {
+            return false;
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        if now.ms_since(since) < IDLE_MS || now < self.not_before {
+            return false;
+        }
+        self.not_before = now.plus_ms(self.pause_ms);
+        self.pause_ms = (self.pause_ms * 2).min(MOVE_PAUSE_LAST_MS);
+        true
+    }
 }
 
 struct OpenIn {
@@ -66,7 +109,8 @@ struct OpenIn {
 
 impl Inward {
     pub fn new(lane: LaneId, shape: LaneShape, from: NodeId, life: u64) -> Self {
-        Self { lane, shape, from, open: None, life, pause_ms: PAUSE_FIRST_MS, try_at: Time::default() }
+        let moves = Moves { idle_since: None, look_at: Time::default(), not_before: Time::default(), pause_ms: MOVE_PAUSE_FIRST_MS };
+        Self { lane, shape, from, open: None, life, pause_ms: PAUSE_FIRST_MS, try_at: Time::default(), moves }
     }
 
     pub fn life(&self) -> u64 {
@@ -84,8 +128,8 @@ impl Inward {
         self.open.as_ref().map(|open| open.receiver.as_ref())
     }
 
-    /// Accepts, tells the offer, notices ends.
-    pub fn tend(&mut self, now: Time, channels: &dyn Channels, carrier: &dyn Carrier, waker: &Arc<dyn Wake>) -> Option<Change> {
+    /// Accepts, tells the offer, notices ends; moves to a better link when `idle`: when no stream needs the lane.
+    pub fn tend(&mut self, now: Time, idle: bool, channels: &dyn Channels, carrier: &dyn Carrier, waker: &Arc<dyn Wake>) -> Option<Change> {
         if self.open.is_none() {
             if now < self.try_at {
                 return None;
@@ -107,6 +151,10 @@ impl Inward {
                 open.ready_since = Some(now);
                 Some(Change::Ready)
             }
+            LaneState::Ready if self.moves.due(now, idle, open.receiver.as_ref()) => {
+                (self.open, self.try_at) = (None, now);
+                Some(Change::Down("it moves to a better link".to_owned()))
+            }
             LaneState::Ready => None,
             LaneState::Down(why) => {
                 let steady = open.ready_since.is_some_and(|since| now.ms_since(since) >= STEADY_MS);
@@ -119,7 +167,7 @@ impl Inward {
     }
 
     fn accept(&mut self, now: Time, channels: &dyn Channels, waker: &Arc<dyn Wake>) -> Result<(), String> {
-        let (offer, receiver) = channels.accept(self.lane, self.shape, waker.clone()).map_err(|error| error.to_string())?;
+        let (offer, receiver) = channels.accept(self.lane, self.from, self.shape, waker.clone()).map_err(|error| error.to_string())?;
         self.life += 1;
         self.open = Some(OpenIn { receiver, offer, tell_at: now, ready_since: None });
         Ok(())
@@ -137,7 +185,7 @@ impl Inward {
         match &self.open {
             None => Some(self.try_at),
             Some(open) if open.ready_since.is_none() => Some(open.tell_at),
-            Some(_) => None,
+            Some(_) => Some(self.moves.look_at),
         }
     }
 }
@@ -182,7 +230,7 @@ impl Outward {
         }
         let was_ready = self.is_ready();
         self.open = None;
-        match channels.connect(&offer, waker.clone()) {
+        match channels.connect(self.to, &offer, waker.clone()) {
             Ok(sender) => self.open = Some(OpenOut { sender, ready: false }),
             Err(error) => tracing::warn!(lane = ?self.lane, %error, "an offer that cannot be connected"),
         }

@@ -179,9 +179,9 @@ impl ShardWorker {
 
     fn look_in(&mut self) -> bool {
         let now = self.now();
-        let ports = &self.setup.ports;
+        let (ports, idle) = (&self.setup.ports, self.stage.streams() == 0);
         let Some(inward) = &mut self.inward else { return false };
-        let change = inward.tend(now, ports.channels.as_ref(), ports.carrier.as_ref(), &self.waker);
+        let change = inward.tend(now, idle, ports.channels.as_ref(), ports.carrier.as_ref(), &self.waker);
         let changed = change.is_some();
         match change {
             Some(Change::Down(why)) => {

@@ -71,6 +71,11 @@ impl Shards {
         self.running.iter().filter_map(held).collect()
     }
 
+    /// Whether streams run through any of them.
+    pub fn are_busy(&self) -> bool {
+        self.running.values().any(|(_, handle)| handle.seen().streams > 0)
+    }
+
     pub fn seen(&self, deployment: DeploymentId) -> Option<SeenShard> {
         self.running.get(&deployment).map(|(_, handle)| handle.seen())
     }

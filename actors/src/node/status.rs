@@ -34,6 +34,7 @@ impl NodeActor {
                     record: record.clone(),
                 })
                 .collect(),
+            links: self.seen_links(),
             notices: self.fresh_notices(),
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use mesh_core::ids::NodeId;
 use mesh_core::ports::{Channels, LaneError, LaneReceiver, LaneSender, LaneShape, LaneSlot, LaneState, Wake};
 use mesh_core::wire::{LaneId, LaneOffer};
 use zerocopy::IntoBytes;
@@ -59,7 +60,13 @@ impl MemoryLanes {
 }
 
 impl Channels for MemoryLanes {
-    fn accept(&self, lane: LaneId, shape: LaneShape, waker: Arc<dyn Wake>) -> Result<(LaneOffer, Box<dyn LaneReceiver>), LaneError> {
+    fn accept(
+        &self,
+        lane: LaneId,
+        _: NodeId,
+        shape: LaneShape,
+        waker: Arc<dyn Wake>,
+    ) -> Result<(LaneOffer, Box<dyn LaneReceiver>), LaneError> {
         let mut lanes = lock(&self.lanes);
         let generation = lanes.get(&lane).map_or(0, |former| former.generation) + 1;
         let slot_bytes = shape.slot_bytes as usize;
@@ -88,7 +95,7 @@ impl Channels for MemoryLanes {
         Ok((offer, Box::new(Receiver { lane: life, held: BTreeMap::new(), next: 0 })))
     }
 
-    fn connect(&self, offer: &LaneOffer, waker: Arc<dyn Wake>) -> Result<Box<dyn LaneSender>, LaneError> {
+    fn connect(&self, _: NodeId, offer: &LaneOffer, waker: Arc<dyn Wake>) -> Result<Box<dyn LaneSender>, LaneError> {
         let lane = lock(&self.lanes).get(&offer.lane).filter(|lane| lane.generation == offer.generation).cloned();
         let lane = lane.ok_or_else(|| LaneError::Down("no such generation".to_owned()))?;
         {

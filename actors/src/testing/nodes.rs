@@ -210,6 +210,8 @@ impl Nodes {
             addresses: Vec::new(),
             models,
             shards: Vec::new(),
+            interfaces: Vec::new(),
+            paths: Vec::new(),
         };
         store.save(&Record::Node(me.clone())).expect("a disk that is not full at the start");
         me

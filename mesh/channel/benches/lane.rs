@@ -14,9 +14,12 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use mesh_channel::{ChannelConfig, TensorChannels};
-use mesh_core::ids::{DeploymentId, PlanHash};
+use mesh_core::ids::{DeploymentId, NodeId, PlanHash};
 use mesh_core::ports::{Channels, LaneReceiver, LaneSender, LaneShape, LaneState, Wake};
 use mesh_core::wire::LaneId;
+
+/// Both ends are one node.
+const PEER: NodeId = NodeId([7; 32]);
 
 struct Unpark(Thread);
 
@@ -39,8 +42,8 @@ fn lane(
     far: &Thread,
 ) -> (Box<dyn LaneSender>, Box<dyn LaneReceiver>) {
     let id = LaneId { deployment: DeploymentId(1), plan: PlanHash(1), boundary };
-    let (offer, receiver) = channels.accept(id, shape, Arc::new(Unpark(far.clone()))).expect("accept");
-    let sender = channels.connect(&offer, Arc::new(Unpark(near.clone()))).expect("connect");
+    let (offer, receiver) = channels.accept(id, PEER, shape, Arc::new(Unpark(far.clone()))).expect("accept");
+    let sender = channels.connect(PEER, &offer, Arc::new(Unpark(near.clone()))).expect("connect");
     while sender.state() != LaneState::Ready {
         std::thread::yield_now();
     }

@@ -2,16 +2,12 @@
 
 use std::time::Duration;
 
-use crate::interfaces::Interface;
-
-/// Listening sockets at most; further interfaces are left out (F22: machines with hundreds of them). Guess.
-pub const INTERFACES_MAX: usize = 16;
+use mesh_core::links::Interface;
 
 /// How channels shall run.
 #[derive(Clone, Debug)]
 pub struct ChannelConfig {
-    /// Where to listen, and from where to connect. At most [`INTERFACES_MAX`] are used, the best first: routable addresses,
-    /// then link-local ones, then loopback.
+    /// Where to listen, and from where to connect, best guess first; see [`Channels::renew`](mesh_core::ports::Channels::renew).
     pub interfaces: Vec<Interface>,
     /// How long each thing may take.
     pub deadlines: Deadlines,
@@ -24,14 +20,6 @@ impl ChannelConfig {
     #[must_use]
     pub fn loopback() -> Self {
         Self { interfaces: vec![Interface::loopback()], deadlines: Deadlines::default(), in_process: true }
-    }
-
-    /// Listens on every address that this machine has now.
-    ///
-    /// # Errors
-    /// The operating system does not tell its interfaces.
-    pub fn every_interface() -> std::io::Result<Self> {
-        Ok(Self { interfaces: Interface::list()?, ..Self::loopback() })
     }
 }
 

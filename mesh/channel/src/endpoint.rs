@@ -1,7 +1,9 @@
-//! How an offer names the ways to a receiver: `local:ID` and `tcp:ADDRESS:PORT`.
+//! How an offer names the ways to a receiver: `local:ID`, `tcp:ADDRESS:PORT`, and `tcp:ADDRESS:PORT via NAME` on a link that
+//! both nodes agreed on, NAME being the sender's interface.
 
 use std::net::SocketAddr;
 
+use mesh_core::links::NAME_BYTES_MAX;
 use mesh_core::wire::LaneOffer;
 
 use crate::arena::check_shape;
@@ -17,14 +19,23 @@ pub(crate) enum Endpoint {
     /// Channels in the same process, by their random name.
     Local(u128),
     /// A listening socket.
-    Tcp(SocketAddr),
+    Tcp(Target),
+}
+
+/// A listening socket, and how to get there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) address: SocketAddr,
+    /// The sender's interface on the link that was agreed on.
+    pub(crate) via: Option<String>,
 }
 
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Local(id) => write!(f, "local:{id:032x}"),
-            Self::Tcp(address) => write!(f, "tcp:{address}"),
+            Self::Tcp(Target { address, via: None }) => write!(f, "tcp:{address}"),
+            Self::Tcp(Target { address, via: Some(via) }) => write!(f, "tcp:{address} via {via}"),
         }
     }
 }
@@ -46,11 +57,16 @@ pub(crate) fn read(offer: &LaneOffer) -> Result<Vec<Endpoint>, String> {
         let bad = || format!("endpoint {text:?} cannot be read");
         match text.split_once(':').ok_or_else(bad)? {
             ("tcp", rest) => {
-                let address: SocketAddr = rest.parse().map_err(|_| bad())?;
+                let (address, via) = match rest.split_once(" via ") {
+                    Some((_, via)) if via.is_empty() || via.len() > NAME_BYTES_MAX => return Err(bad()),
+                    Some((address, via)) => (address, Some(via.to_owned())),
+                    None => (rest, None),
+                };
+                let address: SocketAddr = address.parse().map_err(|_| bad())?;
                 if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
                     return Err(format!("endpoint {text:?} is no address to connect to"));
                 }
-                known.push(Endpoint::Tcp(address));
+                known.push(Endpoint::Tcp(Target { address, via }));
             }
             ("local", id) if id.len() == 32 => known.push(Endpoint::Local(u128::from_str_radix(id, 16).map_err(|_| bad())?)),
             ("local", _) => return Err(bad()),
@@ -84,7 +100,7 @@ mod tests {
 
     #[test]
     fn endpoints_are_read_as_they_are_written() {
-        let texts = ["local:000000000000000000000000000000ff", "tcp:10.0.0.1:80", "tcp:[fe80::1]:9"];
+        let texts = ["local:000000000000000000000000000000ff", "tcp:10.0.0.1:80", "tcp:[fe80::1]:9 via en5"];
         let read = read(&offer(&texts)).expect("sound");
         assert_eq!(read.iter().map(ToString::to_string).collect::<Vec<_>>(), texts);
     }
@@ -107,6 +123,9 @@ mod tests {
             "tcp:1.2.3.4:0",
             "tcp:0.0.0.0:5",
             "tcp:224.0.0.1:5",
+            "tcp:10.0.0.1:5 via ",
+            "tcp:10.0.0.1:5 via an-interface-with-a-name-that-no-system-allows",
+            "tcp: via en0",
             "local:",
             "local:xyz",
             &long,
@@ -122,6 +141,7 @@ mod tests {
         fn any_text_is_refused_or_read(text in "\\PC{0,140}") {
             let _ = read(&offer(&[&text]));
             let _ = read(&offer(&[&format!("tcp:{text}")]));
+            let _ = read(&offer(&[&format!("tcp:10.0.0.1:80 via {text}")]));
             let _ = read(&offer(&[&format!("local:{text}")]));
         }
     }

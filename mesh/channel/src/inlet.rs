@@ -3,24 +3,41 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use mesh_core::ids::NodeId;
+use mesh_core::links::LinkName;
 use mesh_core::ports::{LaneReceiver, LaneShape, LaneSlot, LaneState, Wake};
 use mesh_core::wire::LaneId;
 
 use crate::arena::Filled;
+use crate::book::Book;
 use crate::ring::Ring;
 
 /// One generation of a lane, at its receiver.
 pub(crate) struct Inlet {
     pub(crate) lane: LaneId,
+    /// The sender's node.
+    pub(crate) from: NodeId,
     pub(crate) generation: u64,
     pub(crate) secret: [u8; 32],
     pub(crate) shape: LaneShape,
     pub(crate) ring: Ring,
+    pub(crate) book: Arc<Book>,
     pub(crate) waker: Arc<dyn Wake>,
     /// When a lane that nobody connected to is given up.
     pub(crate) unclaimed_until: Instant,
     /// Set once: a generation has one sender.
     upstream: OnceLock<Arc<dyn Upstream>>,
+    /// The link that the sender came over, if it came over one that was agreed on. Not set inside a process.
+    link: OnceLock<Option<LinkName>>,
+}
+
+/// What an inlet is made of. See [`Inlet`].
+pub(crate) struct Terms {
+    pub(crate) lane: LaneId,
+    pub(crate) from: NodeId,
+    pub(crate) secret: [u8; 32],
+    pub(crate) shape: LaneShape,
+    pub(crate) unclaimed_until: Instant,
 }
 
 /// The way back to a sender, whatever carries it.
@@ -32,16 +49,15 @@ pub(crate) trait Upstream: Send + Sync {
 }
 
 impl Inlet {
-    pub(crate) fn new(
-        lane: LaneId,
-        generation: u64,
-        secret: [u8; 32],
-        shape: LaneShape,
-        ring: Ring,
-        waker: Arc<dyn Wake>,
-        unclaimed_until: Instant,
-    ) -> Self {
-        Self { lane, generation, secret, shape, ring, waker, unclaimed_until, upstream: OnceLock::new() }
+    pub(crate) fn new(generation: u64, terms: Terms, ring: Ring, waker: Arc<dyn Wake>, book: Arc<Book>) -> Self {
+        let Terms { lane, from, secret, shape, unclaimed_until } = terms;
+        let (upstream, link) = (OnceLock::new(), OnceLock::new());
+        Self { lane, from, generation, secret, shape, ring, book, waker, unclaimed_until, upstream, link }
+    }
+
+    /// The sender came over this link.
+    pub(crate) fn came_over(&self, link: Option<LinkName>) {
+        let _ = self.link.set(link); // a generation has one sender, so it is set once
     }
 
     /// Whether a sender has it already.
@@ -110,6 +126,10 @@ impl LaneReceiver for Receiver {
 
     fn state(&self) -> LaneState {
         self.inlet.ring.state()
+    }
+
+    fn has_better_link(&self) -> bool {
+        self.inlet.link.get().is_some_and(|link| self.inlet.book.has_better(self.inlet.from, link.as_ref()))
     }
 }
 

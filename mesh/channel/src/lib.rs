@@ -15,18 +15,24 @@
 //!             (b / 2 GB/s: measured on a busy EPYC); every half arena of messages one credit frame of 56 bytes comes back
 //! ```
 //!
+//! Which addresses a lane takes is decided elsewhere (`mesh_core::links`): this room is told an order of ways to each node
+//! ([`Channels::prefer`](mesh_core::ports::Channels::prefer)), offers them in that order, and measures links when asked, with
+//! a lane of one slot.
+//!
 //! This room must not know: what is in a message, what a stage or a stream is, libp2p, actors. It is threads and sockets
 //! only, because a data path has no place on a runtime with millisecond timers (DESIGN section 16).
 
 mod arena;
+mod book;
 mod channels;
 mod config;
 mod counters;
 mod endpoint;
 mod frame;
 mod inlet;
-mod interfaces;
+mod listeners;
 mod local;
+mod measure;
 mod poll;
 mod registry;
 mod ring;
@@ -35,10 +41,10 @@ mod tcp;
 
 pub use arena::{ARENA_BYTES_MAX, SLOT_BYTES_MAX, SLOTS_MAX};
 pub use channels::TensorChannels;
-pub use config::{ChannelConfig, Deadlines, INTERFACES_MAX};
+pub use config::{ChannelConfig, Deadlines};
 pub use counters::ChannelCounters;
 pub use endpoint::{ENDPOINT_BYTES_MAX, ENDPOINTS_MAX};
-pub use interfaces::Interface;
+pub use listeners::LISTENERS_MAX;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

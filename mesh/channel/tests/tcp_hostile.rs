@@ -12,7 +12,7 @@ use mesh_core::ports::{Channels, LaneState};
 use mesh_core::wire::LaneOffer;
 
 use crate::support::relay::{Relay, Way};
-use crate::support::{Gong, Lane, connecting_lane, down, lane, pattern, ready_lane, ready_lane_by, shape, tcp_channels};
+use crate::support::{Gong, Lane, PEER, connecting_lane, down, lane, pattern, ready_lane, ready_lane_by, shape, tcp_channels};
 
 const PREAMBLE_BYTES: usize = 96;
 const PREFIX_BYTES: usize = 56;
@@ -219,7 +219,7 @@ fn connecting_to_nobody_ends_with_a_clear_text() {
     let outcome = |address: SocketAddr| {
         let gong = Arc::new(Gong::default());
         let started = Instant::now();
-        let sender = from.connect(&offer_to(address), gong.clone()).expect("a sound offer");
+        let sender = from.connect(PEER, &offer_to(address), gong.clone()).expect("a sound offer");
         assert_eq!(sender.state(), LaneState::Connecting);
         (gong.until("the end", || down(&sender.state())), started.elapsed())
     };
@@ -234,7 +234,7 @@ fn connecting_to_nobody_ends_with_a_clear_text() {
     assert!(after < Duration::from_millis(350), "refused is known before the deadline: {after:?}");
     // A dropped sender does not go on connecting.
     let mute = TcpListener::bind("127.0.0.1:0").expect("loopback");
-    let sender = from.connect(&offer_to(mute.local_addr().expect("bound")), Arc::new(Gong::default())).expect("a sound offer");
+    let sender = from.connect(PEER, &offer_to(mute.local_addr().expect("bound")), Arc::new(Gong::default())).expect("a sound offer");
     let (mut caller, _) = mute.accept().expect("it calls");
     caller.set_read_timeout(Some(support::PATIENCE)).expect("a socket");
     caller.read_exact(&mut [0; PREAMBLE_BYTES]).expect("a preamble");
@@ -288,9 +288,9 @@ fn a_recorded_preamble_takes_no_lane() {
         way == Way::Forth && bytes.len() == PREAMBLE_BYTES
     });
     let gong = Arc::new(Gong::default());
-    let (offer, mut receiver) = to.accept(lane(0), shape(64, 2), gong.clone()).expect("accept");
+    let (offer, mut receiver) = to.accept(lane(0), PEER, shape(64, 2), gong.clone()).expect("accept");
     let detour = LaneOffer { endpoints: vec![format!("tcp:{}", relay.address)], ..offer.clone() };
-    let robbed = from.connect(&detour, Arc::new(Gong::default())).expect("a sound offer");
+    let robbed = from.connect(PEER, &detour, Arc::new(Gong::default())).expect("a sound offer");
     let recorded = support::relay::until(|| {
         let said = said.lock().expect("no panic inside");
         said.iter().find(|(way, bytes)| *way == Way::Forth && bytes.len() == PREAMBLE_BYTES).map(|(_, bytes)| bytes.clone())
@@ -307,7 +307,7 @@ fn a_recorded_preamble_takes_no_lane() {
     drop(robbed);
     // The honest way still leads there.
     let at_sender = Arc::new(Gong::default());
-    let mut sender = from.connect(&offer, at_sender.clone()).expect("a sound offer");
+    let mut sender = from.connect(PEER, &offer, at_sender.clone()).expect("a sound offer");
     support::send(&mut *sender, &at_sender, b"mine");
     let slot = gong.until("the message", || receiver.take());
     assert_eq!(receiver.bytes(slot), b"mine");

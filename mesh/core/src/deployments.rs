@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::directory::{Directory, Merged, name_only};
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash, Time};
+use crate::links::{Interface, Path};
 use crate::model::{Contents, HeldModel, ModelSheet};
 use crate::plan::Plan;
 use crate::planner;
@@ -81,6 +82,15 @@ pub enum Input {
         shards: Vec<HeldShard>,
         /// What it is doing.
         state: NodeState,
+    },
+    /// Where this node is in the network has changed.
+    MyNetwork {
+        /// Where it can be dialled.
+        addresses: Vec<String>,
+        /// Its interfaces.
+        interfaces: Vec<Interface>,
+        /// What it measured.
+        paths: Vec<Path>,
     },
     /// A shard of this node reports.
     MyShard(ShardReport),
@@ -253,6 +263,7 @@ impl Deployments {
             Input::Waking => self.on_waking(now, effects),
             Input::Awake => self.hush_until = now,
             Input::Mine { models, shards, state } => self.on_mine(now, models, shards, state, effects),
+            Input::MyNetwork { addresses, interfaces, paths } => self.on_my_network(now, addresses, interfaces, paths, effects),
             Input::MyShard(report) => self.on_my_shard(now, report, effects),
             Input::ShardLost(deployment) => self.on_shard_lost(now, deployment, effects),
             Input::Probed { deployment, plan, outcome } => self.on_probed(now, deployment, plan, outcome, effects),
@@ -430,6 +441,22 @@ impl Deployments {
         }
         let version = self.me.version + 1;
         self.me = NodeRecord { models, shards, state, version, ..self.me.clone() };
+        self.introduce(now, effects);
+    }
+
+    fn on_my_network(
+        &mut self,
+        now: Time,
+        addresses: Vec<String>,
+        interfaces: Vec<Interface>,
+        paths: Vec<Path>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if (&self.me.addresses, &self.me.interfaces, &self.me.paths) == (&addresses, &interfaces, &paths) {
+            return;
+        }
+        let version = self.me.version + 1;
+        self.me = NodeRecord { addresses, interfaces, paths, version, ..self.me.clone() };
         self.introduce(now, effects);
     }
 

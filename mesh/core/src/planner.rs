@@ -187,7 +187,7 @@ struct Desk<'a> {
     nodes: Vec<&'a PlanNode>,
     left_out: Vec<(NodeId, String)>,
     reference: Reference,
-    hops: Hops<'a>,
+    hops: Hops,
     /// Longest context worth trying.
     context_top: u32,
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::generation::{Sampling, TokenLogprobs};
 use crate::ids::{Digest, NodeId, StreamId, Time};
+use crate::links::{Interface, LinkName, Measured, Way};
 use crate::model::{Contents, HeldModel, Layers, ModelSheet};
 use crate::plan::Numerics;
 use crate::records::{NodeRecord, Record};
@@ -48,6 +49,15 @@ pub trait Carrier: Send + Sync {
     fn dial(&self, address: &str);
     /// Ends all connections to a node that is held dead or was refused.
     fn disconnect(&self, node: NodeId);
+    /// The interfaces over which this node can be reached now, best guess first. Looks at the system; takes microseconds,
+    /// a few milliseconds with hundreds of interfaces. A carrier without interfaces has none.
+    fn interfaces(&self) -> Vec<Interface> {
+        Vec::new()
+    }
+    /// Where this node can be dialled now, as multiaddresses; `None` if that never changes.
+    fn addresses(&self) -> Option<Vec<String>> {
+        None
+    }
 }
 
 /// Why a control message was not sent.
@@ -113,7 +123,7 @@ pub trait Wake: Send + Sync {
 
 /// Tensor lanes to neighbours. One lane carries step messages in one direction between two stages.
 pub trait Channels: Send + Sync {
-    /// Prepares the receiving end of a lane and returns the offer that the sender needs. The offer travels over the
+    /// Prepares the receiving end of a lane from `from` and returns the offer that the sender needs. The offer travels over the
     /// authenticated control connection, since it carries the key. An earlier generation of the same lane ends here.
     ///
     /// # Errors
@@ -121,6 +131,7 @@ pub trait Channels: Send + Sync {
     fn accept(
         &self,
         lane: LaneId,
+        from: NodeId,
         shape: LaneShape,
         waker: std::sync::Arc<dyn Wake>,
     ) -> Result<(LaneOffer, Box<dyn LaneReceiver>), LaneError>;
@@ -129,7 +140,55 @@ pub trait Channels: Send + Sync {
     ///
     /// # Errors
     /// An offer that makes no sense.
-    fn connect(&self, offer: &LaneOffer, waker: std::sync::Arc<dyn Wake>) -> Result<Box<dyn LaneSender>, LaneError>;
+    fn connect(&self, to: NodeId, offer: &LaneOffer, waker: std::sync::Arc<dyn Wake>) -> Result<Box<dyn LaneSender>, LaneError>;
+
+    /// This machine's interfaces have changed: listen on the new ones. Channels without interfaces ignore it.
+    fn renew(&self, interfaces: &[Interface]) {
+        let _ = interfaces;
+    }
+
+    /// Lanes that are made from now on to and from `peer` take these ways, best first; none = as can be.
+    fn prefer(&self, peer: NodeId, ways: Vec<Way>) {
+        let _ = (peer, ways);
+    }
+
+    /// Is the far end of one measurement over these ways, for seconds at most, on a thread of its own. Returns where the
+    /// other end shall connect.
+    ///
+    /// # Errors
+    /// Cannot measure, or is the far end of too many already.
+    fn echo(&self, from: NodeId, ways: &[Way]) -> Result<LaneOffer, LaneError> {
+        let _ = (from, ways);
+        Err(LaneError::System("these channels measure nothing".to_owned()))
+    }
+
+    /// Measures a link on a thread of its own: its delay, and its rate if asked. `done` is called once, seconds later at
+    /// most.
+    fn measure(&self, to: NodeId, offer: &LaneOffer, ways: Vec<Way>, rate: bool, done: MeasureDone) {
+        let _ = (to, offer, ways, rate);
+        done(Err("these channels measure nothing".to_owned()));
+    }
+
+    /// The lanes that are connected, by link, and how often lanes broke on each link.
+    fn links_in_use(&self) -> Vec<LinkUse> {
+        Vec::new()
+    }
+}
+
+/// Hears what a measurement gave. Called on any thread.
+pub type MeasureDone = Box<dyn FnOnce(Result<Measured, String>) + Send>;
+
+/// What lanes do with a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkUse {
+    /// To or from whom.
+    pub peer: NodeId,
+    /// Which link.
+    pub link: LinkName,
+    /// Lanes on it now, in either direction.
+    pub lanes: Vec<LaneId>,
+    /// Lanes that ended on it in an error since the start.
+    pub broken: u64,
 }
 
 /// Sizes of a lane.
@@ -175,6 +234,10 @@ pub trait LaneReceiver: Send {
     fn release(&mut self, slot: LaneSlot);
     /// How the lane is.
     fn state(&self) -> LaneState;
+    /// Whether a new life of the lane would take a better link than this one's.
+    fn has_better_link(&self) -> bool {
+        false
+    }
 }
 
 /// A slot that holds a received message.

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash};
+use crate::links::{Interface, Path};
 use crate::model::{Contents, HeldModel, Layers, ModelSheet};
 use crate::plan::{Plan, Stage};
 
@@ -34,6 +35,10 @@ pub struct NodeRecord {
     pub models: Vec<HeldModel>,
     /// Shards in its memory.
     pub shards: Vec<HeldShard>,
+    /// Its network interfaces, those that it would use first in front.
+    pub interfaces: Vec<Interface>,
+    /// The best link to each node with a greater id, as measured.
+    pub paths: Vec<Path>,
 }
 
 impl NodeRecord {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::generation::{AttemptTag, Open, Refusal, TokenOut};
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash, PrefixHash, StreamId};
+use crate::links::LinkMessage;
 use crate::membership::Word;
 use crate::model::Layers;
 use crate::plan::Plan;
@@ -69,6 +70,8 @@ pub enum Message {
     Word(Word),
     /// One hash of all I have. Answered by a `Digest` if the other's is not the same.
     Summary(u64),
+    /// Between the two ends of links: measuring, and what came of it.
+    Links(LinkMessage),
 }
 
 /// Who I am and what I speak.
@@ -154,7 +157,8 @@ pub struct LaneOffer {
     pub lane: LaneId,
     /// Which life of it; rises at each accept.
     pub generation: u64,
-    /// How to reach the receiver: `tcp:ADDRESS:PORT` for each usable interface, best first; `local:` in one process.
+    /// How to reach the receiver, best first: `tcp:ADDRESS:PORT via NAME` for a link that both ends agreed on, NAME being
+    /// the sender's interface; `tcp:ADDRESS:PORT` for other addresses; `local:` in one process.
     pub endpoints: Vec<String>,
     /// The receiver's random value, from which both ends derive the generation's keys.
     pub secret: [u8; 32],

@@ -32,6 +32,8 @@ fn main() {
         addresses: Vec::new(),
         models: Vec::new(),
         shards: Vec::new(),
+        interfaces: Vec::new(),
+        paths: Vec::new(),
     };
     let start = Instant::now();
     let config = NetConfig { peers: arguments.collect(), ..NetConfig::new(key, "neighbours", secret, me) };

@@ -125,6 +125,8 @@ pub(crate) mod tests {
             addresses: Vec::new(),
             models: Vec::new(),
             shards: Vec::new(),
+            interfaces: Vec::new(),
+            paths: Vec::new(),
         }
     }
 

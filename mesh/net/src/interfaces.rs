@@ -1,60 +1,103 @@
-//! Which of this machine's addresses are worth telling others.
+//! The interfaces of this machine: the one place that lists them, says what each is, and which addresses are worth telling.
 //!
-//! F1: container bridges exist on every machine, often with the same address, and lead nowhere. They are known by name.
-//! A Thunderbolt bridge (`bridge0` on macOS) and a host's own `br0` are real networks and stay.
+//! F1: container bridges exist on every machine, often with the same address, and lead nowhere: they are never told as a
+//! place to dial. A Thunderbolt bridge (`bridge0` on macOS) and a host's own `br0` are real networks. What an interface is
+//! comes from the system where it tells (one file for each system), else from its name.
 
-use std::collections::BTreeSet;
+mod names;
+#[cfg_attr(any(target_os = "linux", target_os = "android"), path = "interfaces/linux.rs")]
+#[cfg_attr(target_os = "macos", path = "interfaces/macos.rs")]
+#[cfg_attr(not(any(target_os = "linux", target_os = "android", target_os = "macos")), path = "interfaces/other.rs")]
+mod system;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
 
 use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
+use mesh_core::links::{Interface, InterfaceKind, NetAddress, bounded, is_link_local};
 
 use crate::ifaddrs;
-
-/// One address of one interface that is up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
-    /// Its name, such as `en0`.
-    pub name: String,
-    /// The address.
-    pub address: IpAddr,
-}
-
-/// Names, up to their number, of interfaces that end inside this machine or that only the system itself uses.
-const INSIDE: &[&str] = &[
-    "docker",
-    "veth",
-    "virbr",
-    "vnet",
-    "cni",
-    "flannel",
-    "cali",
-    "lxcbr",
-    "lxdbr",
-    "podman",
-    "kube-ipvs",
-    "weave",
-    "dummy",
-    "awdl",
-    "llw",
-    "anpi",
-    "vmnet",
-];
+use names::Class;
 
 /// Addresses that a node tells of itself at most: they travel in every hello and record.
 const CANDIDATES_MAX: usize = 16;
 
-/// Addresses that others may reach: interfaces that are up and lead out of this machine, best first.
-///
-/// Private and public addresses first, link-local IPv4 (a cable between two machines) after them. Link-local IPv6 is left
-/// out: a multiaddress cannot name the interface that it needs. Loopback is left out.
+/// Lists interfaces again and again: what each one is, is asked of the system once. Machines with hundreds of them exist
+/// (F22).
+#[derive(Default)]
+pub(crate) struct Lister {
+    classes: Mutex<BTreeMap<(String, u32), Class>>,
+}
+
+impl Lister {
+    /// The interfaces that are up, have a carrier and an address: those that a node would use first in front, at most
+    /// [`mesh_core::links::INTERFACES_MAX`].
+    pub fn list(&self) -> Vec<Interface> {
+        bounded(self.all().into_iter().map(|(interface, _)| interface).collect())
+    }
+
+    /// All of them, each with whether it ends inside this machine.
+    fn all(&self) -> Vec<(Interface, bool)> {
+        let usable = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
+        let mut found: BTreeMap<String, (Interface, bool)> = BTreeMap::new();
+        let mut classes = self.classes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = BTreeMap::new();
+        for raw in ifaddrs::list().into_iter().filter(|raw| raw.flags & usable == usable) {
+            let key = (raw.name.clone(), raw.index);
+            let class = *asked
+                .entry(key.clone())
+                .or_insert_with(|| classes.get(&key).copied().unwrap_or_else(|| system::classify(&raw.name, raw.index)));
+            let (interface, _) = found.entry(raw.name.clone()).or_insert_with(|| {
+                let Class { kind, speed_mbps, inside } = class;
+                (Interface { name: raw.name, kind, speed_mbps, addresses: Vec::new(), index: raw.index }, inside)
+            });
+            interface.addresses.push(NetAddress { ip: raw.address, prefix: raw.prefix });
+        }
+        *classes = asked; // those that went are forgotten
+        drop(classes);
+        let leads_out = system::default_routes();
+        let mut all: Vec<(Interface, bool)> = found.into_values().collect();
+        all.iter_mut().for_each(|(interface, _)| interface.addresses.sort_by_key(|address| (rank(address.ip), address.ip)));
+        all.sort_by_key(|(interface, _)| {
+            (interface.kind, !leads_out.contains(&interface.name), interface.name.len(), interface.name.clone())
+        });
+        all
+    }
+
+    /// The addresses that others may dial: interfaces that lead out of this machine. Link-local IPv6 is left out: a
+    /// multiaddress cannot name the interface that it needs. Loopback is left out.
+    pub fn dialable(&self) -> Vec<IpAddr> {
+        let out = self.all().into_iter().filter(|(interface, inside)| !inside && interface.kind != InterfaceKind::Loopback);
+        let mut found: Vec<(bool, u8, IpAddr)> = out
+            .flat_map(|(interface, _)| {
+                interface.addresses.into_iter().map(move |address| (interface.kind == InterfaceKind::Virtual, address.ip))
+            })
+            .filter(|(_, ip)| !(ip.is_loopback() || ip.is_unspecified() || ip.is_ipv6() && is_link_local(*ip)))
+            .map(|(tunnel, ip)| (tunnel, rank(ip), ip))
+            .collect();
+        found.sort_by_key(|&(tunnel, rank, _)| (tunnel, rank)); // stable: best interface first; a way through a tunnel last
+        found.into_iter().map(|(_, _, ip)| ip).collect()
+    }
+}
+
+/// The interfaces of this machine that are up and have an address, those that a node would use first in front.
 #[must_use]
 pub fn interfaces() -> Vec<Interface> {
-    let up = ifaddrs::list().into_iter().filter(|raw| raw.flags & libc::IFF_UP as u32 != 0);
-    let mut found: Vec<Interface> = up.map(|raw| Interface { name: raw.name, address: raw.address }).filter(leads_out).collect();
-    found.sort_by_key(|interface| (rank(interface.address), interface.name.clone(), interface.address));
-    found.dedup();
-    found
+    Lister::default().list()
+}
+
+/// Those of `interfaces` on which a node that listens on `bound` can be reached: all, if it listens on a wildcard.
+pub(crate) fn reachable(bound: &[SocketAddr], interfaces: Vec<Interface>) -> Vec<Interface> {
+    if bound.iter().any(|socket| socket.ip().is_unspecified()) {
+        return interfaces;
+    }
+    let keep = |mut interface: Interface| {
+        interface.addresses.retain(|address| bound.iter().any(|socket| socket.ip() == address.ip));
+        (!interface.addresses.is_empty()).then_some(interface)
+    };
+    interfaces.into_iter().filter_map(keep).collect()
 }
 
 /// How many addresses libp2p's multicast DNS would use: it takes every IPv4 address but loopback.
@@ -69,23 +112,10 @@ pub fn is_local(address: IpAddr) -> bool {
     address.is_loopback() || ifaddrs::list().iter().any(|raw| raw.address == address)
 }
 
-fn leads_out(interface: &Interface) -> bool {
-    let name = interface.name.as_str();
-    let numbered = name.trim_end_matches(|c: char| c.is_ascii_digit());
-    let inside = INSIDE.contains(&numbered)
-        || ["veth", "cali", "vnet"].iter().any(|prefix| name.starts_with(prefix))
-        // docker's own networks: `br-` and twelve hex digits
-        || name.strip_prefix("br-").is_some_and(|rest| rest.len() == 12 && rest.bytes().all(|byte| byte.is_ascii_hexdigit()));
-    !inside && !interface.address.is_loopback() && !interface.address.is_unspecified() && !is_link_local_v6(interface.address)
-}
-
-fn is_link_local_v6(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
-}
-
 fn rank(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(v4) if v4.is_link_local() => 2,
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => 3,
         IpAddr::V4(_) => 0,
         IpAddr::V6(_) => 1,
     }
@@ -110,17 +140,17 @@ pub(crate) fn address_at(ip: IpAddr, port: u16) -> Multiaddr {
     Multiaddr::empty().with(ip.into()).with(Protocol::Tcp(port))
 }
 
-/// The addresses to tell others, out of the sockets that are bound and the interfaces there are: best first, and loopback
-/// only if there is nothing else (two nodes on one machine, and tests).
-pub(crate) fn candidates(bound: &[SocketAddr], interfaces: &[Interface]) -> Vec<Multiaddr> {
+/// The addresses to tell others, out of the sockets that are bound and the addresses that can be dialled: best first, and
+/// loopback only if there is nothing else (two nodes on one machine, and tests).
+pub(crate) fn candidates(bound: &[SocketAddr], dialable: &[IpAddr]) -> Vec<Multiaddr> {
     let listens = |socket: &SocketAddr, ip: IpAddr| {
         let any = socket.ip().is_unspecified() && socket.is_ipv4() == ip.is_ipv4(); // the IPv6 wildcard takes IPv6 only
         any || socket.ip() == ip
     };
     let mut found: Vec<(IpAddr, u16)> = Vec::new();
-    for interface in interfaces {
-        let ports = bound.iter().filter(|socket| listens(socket, interface.address)).map(SocketAddr::port);
-        found.extend(ports.map(|port| (interface.address, port)));
+    for &ip in dialable {
+        let ports = bound.iter().filter(|socket| listens(socket, ip)).map(SocketAddr::port);
+        found.extend(ports.map(|port| (ip, port)));
     }
     if found.is_empty() {
         let loopback = |socket: &SocketAddr| match socket.ip() {
@@ -140,25 +170,10 @@ pub(crate) fn candidates(bound: &[SocketAddr], interfaces: &[Interface]) -> Vec<
 mod tests {
     use super::*;
 
-    fn interface(name: &str, address: &str) -> Interface {
-        Interface { name: name.to_owned(), address: address.parse().expect("an address") }
-    }
-
-    #[test]
-    fn container_bridges_are_left_out_and_cables_stay() {
-        for name in ["docker0", "veth12ab", "br-0123456789ab", "virbr0", "lxdbr0", "awdl0", "cni0"] {
-            assert!(!leads_out(&interface(name, "172.17.0.1")), "{name}");
-        }
-        for name in ["eth0", "en0", "bridge0", "br0", "enp3s0f0", "tailscale0", "wlan0", "br-lan"] {
-            assert!(leads_out(&interface(name, "10.0.0.1")), "{name}");
-        }
-        assert!(!leads_out(&interface("en5", "fe80::1")));
-    }
-
     #[test]
     fn candidates_are_in_order_and_loopback_is_the_last_resort() {
-        let there = [interface("en0", "10.0.0.1"), interface("en0", "fd00::1"), interface("en5", "169.254.1.1")];
-        let texts = |bound: &str, there: &[Interface]| {
+        let there = ["10.0.0.1", "fd00::1", "169.254.1.1"].map(|ip| ip.parse().expect("an address"));
+        let texts = |bound: &str, there: &[IpAddr]| {
             let bound: Vec<SocketAddr> = bound.split(' ').map(|socket| socket.parse().expect("a socket address")).collect();
             candidates(&bound, there).iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
         };
@@ -167,6 +182,31 @@ mod tests {
         assert_eq!(texts("10.0.0.1:7 10.0.0.1:9 10.9.9.9:7", &there), "/ip4/10.0.0.1/tcp/7 /ip4/10.0.0.1/tcp/9");
         assert_eq!(texts("127.0.0.1:7", &there), "/ip4/127.0.0.1/tcp/7");
         assert_eq!(texts("0.0.0.0:7", &[]), "/ip4/127.0.0.1/tcp/7");
+    }
+
+    #[test]
+    fn a_node_is_reached_where_it_listens() {
+        let names = |bound: &str| {
+            let all = vec![
+                Interface {
+                    name: "eth0".into(),
+                    kind: InterfaceKind::Ethernet,
+                    addresses: vec![NetAddress { ip: Ipv4Addr::new(10, 0, 0, 1).into(), prefix: 8 }],
+                    ..Interface::loopback()
+                },
+                Interface::loopback(),
+            ];
+            reachable(&[bound.parse().expect("a socket")], all).into_iter().map(|one| one.name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!((names("0.0.0.0:1").as_str(), names("127.0.0.1:1").as_str(), names("10.0.0.1:1").as_str()), ("eth0 lo", "lo", "eth0"));
+    }
+
+    #[test]
+    fn this_machine_has_a_loopback_interface_and_it_is_last_of_the_real_ones() {
+        let all = interfaces();
+        let loopback = all.iter().find(|one| one.kind == InterfaceKind::Loopback).expect("lo is up");
+        assert!(loopback.addresses.contains(&NetAddress { ip: Ipv4Addr::LOCALHOST.into(), prefix: 8 }) && loopback.index > 0);
+        assert!(all.windows(2).all(|pair| pair[0].kind <= pair[1].kind), "{all:?}");
     }
 
     #[test]

@@ -36,7 +36,7 @@ mod token;
 
 pub use clock::{SystemClock, SystemEntropy};
 pub use counters::Counts;
-pub use interfaces::{Interface, interfaces};
+pub use interfaces::interfaces;
 pub use key::{KeyError, NodeKey};
 pub use mesh_core::membership::Timings;
 pub use net::{Net, NetConfig, NetError};

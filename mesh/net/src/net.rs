@@ -9,6 +9,7 @@ use dashmap::DashMap;
 use libp2p::Multiaddr;
 use libp2p::multiaddr::Protocol;
 use mesh_core::ids::NodeId;
+use mesh_core::links::Interface;
 use mesh_core::membership::Timings;
 use mesh_core::ports::{Carrier, CarrierEvent, SendError};
 use mesh_core::records::{NodeRecord, Record};
@@ -17,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::counters::{Counters, Counts};
 use crate::driver::{Command, Driver};
-use crate::interfaces::{candidates, interfaces};
+use crate::interfaces::{Lister, candidates, reachable};
 use crate::key::{NodeKey, peer_of};
 use crate::mail::Outbox;
 use crate::secret::MeshSecret;
@@ -105,6 +106,8 @@ pub(crate) struct Shared {
     pub counters: Counters,
     /// What the listeners are bound to, with real ports. Written once, before `start` returns.
     pub bound: OnceLock<Vec<SocketAddr>>,
+    /// Knows this machine's interfaces.
+    pub lister: Lister,
     /// End like a killed process: no goodbyes.
     #[cfg(test)]
     pub killed: std::sync::atomic::AtomicBool,
@@ -132,7 +135,7 @@ impl Shared {
     /// The addresses to tell others, each ending in our peer id.
     pub fn addresses(&self) -> Vec<Multiaddr> {
         let peer = peer_of(self.me);
-        candidates(self.bound.get().map_or(&[], Vec::as_slice), &interfaces())
+        candidates(self.bound.get().map_or(&[], Vec::as_slice), &self.lister.dialable())
             .into_iter()
             .map(|address| match peer {
                 Some(peer) => address.with(Protocol::P2p(peer)),
@@ -172,6 +175,7 @@ impl Net {
             outboxes: DashMap::new(),
             counters: Counters::default(),
             bound: OnceLock::new(),
+            lister: Lister::default(),
             #[cfg(test)]
             killed: false.into(),
             sink: Box::new(sink),
@@ -296,6 +300,14 @@ impl Carrier for Net {
 
     fn disconnect(&self, node: NodeId) {
         self.command(Command::Disconnect(node));
+    }
+
+    fn interfaces(&self) -> Vec<Interface> {
+        reachable(self.shared.bound.get().map_or(&[], Vec::as_slice), self.shared.lister.list())
+    }
+
+    fn addresses(&self) -> Option<Vec<String>> {
+        Some(self.listen_addresses())
     }
 }
 

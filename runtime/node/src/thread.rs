@@ -3,7 +3,6 @@
 //! Start: settings → state directory (locked) → key → mesh identity → incarnation on disk → channels → carrier → actors.
 //! Stop: streams end → actors stop → engines are joined → channels close → the carrier says goodbye → the thread ends.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -13,7 +12,7 @@ use mesh_actors::router::Router;
 use mesh_actors::workers::Threads;
 use mesh_channel::{ChannelConfig, TensorChannels};
 use mesh_core::ids::{BootId, NodeId};
-use mesh_core::ports::{CarrierEvent, Clock, Models};
+use mesh_core::ports::{Carrier, CarrierEvent, Clock, Models};
 use mesh_core::records::{NodeRecord, NodeState};
 use mesh_models::library::Library;
 use mesh_net::{MeshSecret, Net, NetConfig, NodeKey, SystemClock, SystemEntropy, Token};
@@ -65,6 +64,8 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
         addresses: Vec::new(),
         models: library.list(),
         shards: Vec::new(),
+        interfaces: Vec::new(),
+        paths: Vec::new(),
     };
 
     let (handle, commands) = NodeHandle::new();
@@ -93,8 +94,8 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
     let listen = net.listen_addresses();
     let me = NodeRecord { addresses: listen.clone(), ..me };
     let token = Token { mesh: identity.name, secret, addresses: listen.clone() }.to_string();
-    let channels = channel_config(&settings)
-        .and_then(|config| TensorChannels::new(config).map_err(std::io::Error::other))
+    // Tensor channels listen where the control connections do: on loopback alone if those do.
+    let channels = TensorChannels::new(ChannelConfig { interfaces: net.interfaces(), ..ChannelConfig::loopback() })
         .map_err(|error| JoinError::Channels(format!("cannot set up tensor channels: {error}")))?;
     let id = me.node;
     let parts = NodeParts {
@@ -145,13 +146,4 @@ fn identity(state: &StateDir, settings: &Settings, invitation: Option<&Token>) -
     };
     state.adopt(&wanted)?;
     Ok(wanted)
-}
-
-/// Tensor channels listen where the control connections do: on loopback alone if those do, else on every interface.
-fn channel_config(settings: &Settings) -> std::io::Result<ChannelConfig> {
-    let loopback = |listen: &String| {
-        let ip = listen.rsplit_once(':').and_then(|(ip, _)| ip.trim_matches(['[', ']']).parse::<IpAddr>().ok());
-        ip.is_some_and(|ip| ip.is_loopback())
-    };
-    if settings.listen.iter().all(loopback) { Ok(ChannelConfig::loopback()) } else { ChannelConfig::every_interface() }
 }

@@ -3,14 +3,19 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mesh_core::ids::NodeId;
+use mesh_core::links::{Interface, InterfaceKind, is_link_local};
 use mesh_core::wire::LaneOffer;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::book::Book;
 use crate::config::Deadlines;
+use crate::endpoint::Target;
 use crate::frame::{Header, Kind, PREFIX_BYTES, Preamble};
-use crate::interfaces::{Interface, is_link_local, scoped};
+use crate::listeners::{bind_to, scoped};
 use crate::poll::{Bell, Watch, wait};
 use crate::seal::{Keys, Opener, Sealer, draw};
 
@@ -24,9 +29,13 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// From where and how patiently to connect.
 pub(crate) struct Dialler {
-    pub(crate) targets: Vec<SocketAddr>,
-    pub(crate) interfaces: Vec<Interface>,
+    /// Whom.
+    pub(crate) to: NodeId,
+    pub(crate) targets: Vec<Target>,
+    pub(crate) book: Arc<Book>,
     pub(crate) deadlines: Deadlines,
+    /// Only agreed links, each once: that is what is asked about.
+    pub(crate) measuring: bool,
 }
 
 /// A connection whose both ends proved the key.
@@ -39,10 +48,12 @@ pub(super) struct Connected {
 }
 
 /// One way to try.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Way {
     from: Option<SocketAddr>,
     to: SocketAddr,
+    /// The interface to leave by: on networks of which this machine has two, addresses alone do not decide that.
+    by: Option<Interface>,
 }
 
 /// Why one way failed.
@@ -65,15 +76,20 @@ enum Trouble {
 /// # Errors
 /// In words, with what the first few ways said.
 pub(super) fn dial(offer: &LaneOffer, dialler: &Dialler, bell: &Bell) -> Result<Connected, String> {
-    let ways = ways(&dialler.targets, &dialler.interfaces);
+    let interfaces = dialler.book.interfaces();
+    let mut ways = agreed(&dialler.targets, &interfaces);
+    if !dialler.measuring {
+        ways.extend(others(&dialler.targets, &interfaces));
+        ways.truncate(WAYS_MAX);
+    }
     if ways.is_empty() {
-        return Err("no interface of this node reaches the other one's link-local addresses".into());
+        return Err("no interface of this node leads to any of the other one's addresses".into());
     }
     let deadline = Instant::now() + dialler.deadlines.connect;
     let (mut pause, mut refused_rounds) = (PAUSE_FIRST, 0);
     loop {
         let (mut said, mut all_refused) = (Vec::new(), true);
-        for &way in &ways {
+        for way in &ways {
             let until = deadline.min(Instant::now() + dialler.deadlines.attempt);
             match try_way(offer, way, dialler, bell, until) {
                 Ok(connected) => return Ok(connected),
@@ -85,7 +101,7 @@ pub(super) fn dial(offer: &LaneOffer, dialler: &Dialler, bell: &Bell) -> Result<
             }
         }
         refused_rounds = if all_refused { refused_rounds + 1 } else { 0 };
-        if refused_rounds >= REFUSED_ROUNDS_MAX || Instant::now() + pause >= deadline {
+        if dialler.measuring || refused_rounds >= REFUSED_ROUNDS_MAX || Instant::now() + pause >= deadline {
             said.dedup();
             said.truncate(4);
             return Err(format!("cannot reach the other end ({})", said.join("; ")));
@@ -100,33 +116,54 @@ pub(super) fn dial(offer: &LaneOffer, dialler: &Dialler, bell: &Bell) -> Result<
     }
 }
 
-/// The ways, best first: from an interface on the same network, then by whatever route the system has, loopback last
-/// (for another machine it would be that machine itself, where nobody knows our key).
-fn ways(targets: &[SocketAddr], interfaces: &[Interface]) -> Vec<Way> {
+/// The ways on links that both nodes agreed on, in the order of the offer: from the interface that is named, and out of it.
+fn agreed(targets: &[Target], interfaces: &[Interface]) -> Vec<Way> {
+    let way = |target: &Target| {
+        let (via, ip) = (target.via.as_ref()?, target.address.ip());
+        let interface = interfaces.iter().find(|interface| interface.name == *via)?;
+        let near = interface.near(ip);
+        let from = near.or_else(|| interface.addresses.iter().find(|address| address.ip.is_ipv4() == ip.is_ipv4()).copied())?;
+        let own = interfaces.iter().any(|interface| interface.addresses.iter().any(|address| address.ip == ip));
+        let by = (near.is_some() && !own).then(|| interface.clone()); // what is routed leaves by where the router is
+        let to = scoped(ip, target.address.port(), interface.index);
+        Some(Way { from: Some(scoped(from.ip, 0, interface.index)), to, by })
+    };
+    targets.iter().filter_map(way).collect()
+}
+
+/// All other ways, best first: from an interface on the same network, then by whatever route the system has, loopback last
+/// (for another machine it would be that machine itself, where nobody knows our key). Never out of a VPN on purpose (F1).
+fn others(targets: &[Target], interfaces: &[Interface]) -> Vec<Way> {
     let (mut direct, mut routed, mut loopback) = (Vec::new(), Vec::new(), Vec::new());
-    for &target in targets {
-        let near = interfaces.iter().filter(|interface| interface.shares_network(target.ip()));
+    for Target { address: target, .. } in targets {
+        let usable = interfaces.iter().filter(|interface| interface.kind != InterfaceKind::Virtual);
+        let near = usable.flat_map(|interface| interface.near(target.ip()).map(|from| (interface, from)));
         let mut near: Vec<Way> = near
-            .map(|interface| Way { from: Some(interface.socket_address(0)), to: scoped(target.ip(), target.port(), interface.index) })
+            .map(|(interface, from)| Way {
+                from: Some(scoped(from.ip, 0, interface.index)),
+                to: scoped(target.ip(), target.port(), interface.index),
+                by: (is_link_local(target.ip()) && from.ip != target.ip()).then(|| interface.clone()),
+            })
             .collect();
         if target.ip().is_loopback() {
-            loopback.push(Way { from: None, to: target });
+            loopback.push(Way { from: None, to: *target, by: None });
         } else if !near.is_empty() {
             direct.append(&mut near);
         } else if !is_link_local(target.ip()) {
-            routed.push(Way { from: None, to: target });
+            routed.push(Way { from: None, to: *target, by: None });
         }
     }
-    let mut all = direct;
-    all.append(&mut routed);
-    all.append(&mut loopback);
-    all.truncate(WAYS_MAX);
-    all
+    direct.append(&mut routed);
+    direct.append(&mut loopback);
+    direct
 }
 
-fn try_way(offer: &LaneOffer, way: Way, dialler: &Dialler, bell: &Bell, until: Instant) -> Result<Connected, Trouble> {
+fn try_way(offer: &LaneOffer, way: &Way, dialler: &Dialler, bell: &Bell, until: Instant) -> Result<Connected, Trouble> {
     let socket = Socket::new(Domain::for_address(way.to), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
+    if let Some(by) = &way.by {
+        bind_to(&socket, by);
+    }
     if let Some(from) = way.from {
         socket.bind(&from.into())?;
     }
@@ -203,32 +240,67 @@ fn refused_or(error: io::Error) -> Trouble {
 
 #[cfg(test)]
 mod tests {
+    use mesh_core::links::NetAddress;
+
     use super::*;
 
     fn interface(address: &str, prefix: u8, index: u32) -> Interface {
-        Interface { name: format!("i{index}"), address: address.parse().expect("an address"), prefix, index }
+        let addresses = vec![NetAddress { ip: address.parse().expect("an address"), prefix }];
+        Interface { name: format!("i{index}"), kind: InterfaceKind::Ethernet, addresses, index, speed_mbps: 0 }
+    }
+
+    fn targets(texts: &[&str]) -> Vec<Target> {
+        let target = |text: &&str| {
+            let (address, via) = text.split_once(" via ").map_or((*text, None), |(address, via)| (address, Some(via.to_owned())));
+            Target { address: address.parse().expect("an address"), via }
+        };
+        texts.iter().map(target).collect()
+    }
+
+    fn written(ways: &[Way]) -> Vec<String> {
+        let by = |way: &Way| way.by.as_ref().map(|by| format!(" by {}", by.name)).unwrap_or_default();
+        ways.iter().map(|way| format!("{} {}{}", way.from.map_or("any".into(), |from| from.to_string()), way.to, by(way))).collect()
     }
 
     #[test]
     fn ways_go_from_the_interface_on_the_same_network_and_loopback_is_last() {
         let interfaces =
             [interface("127.0.0.1", 8, 1), interface("169.254.1.1", 16, 2), interface("10.0.0.1", 24, 3), interface("fe80::1", 64, 4)];
-        let targets = ["127.0.0.1:1", "192.168.9.9:2", "169.254.2.2:3", "10.0.0.9:4", "[fe80::9]:5"].map(|text| text.parse().expect("one"));
-        let written: Vec<String> = ways(&targets, &interfaces)
-            .iter()
-            .map(|way| format!("{} {}", way.from.map_or("any".into(), |from| from.to_string()), way.to))
-            .collect();
+        let targets = targets(&["127.0.0.1:1", "192.168.9.9:2", "169.254.2.2:3", "10.0.0.9:4", "[fe80::9]:5"]);
         assert_eq!(
-            written,
-            ["169.254.1.1:0 169.254.2.2:3", "10.0.0.1:0 10.0.0.9:4", "[fe80::1%4]:0 [fe80::9%4]:5", "any 192.168.9.9:2", "any 127.0.0.1:1"]
+            written(&others(&targets, &interfaces)),
+            [
+                "169.254.1.1:0 169.254.2.2:3 by i2",
+                "10.0.0.1:0 10.0.0.9:4",
+                "[fe80::1%4]:0 [fe80::9%4]:5 by i4",
+                "any 192.168.9.9:2",
+                "any 127.0.0.1:1"
+            ]
         );
     }
 
     #[test]
     fn two_cables_with_link_local_addresses_are_both_tried_and_none_without() {
-        let target = ["169.254.2.2:3".parse().expect("one")];
+        let target = targets(&["169.254.2.2:3"]);
         let cables = [interface("169.254.1.1", 16, 2), interface("169.254.1.2", 16, 3)];
-        assert_eq!(ways(&target, &cables).len(), 2);
-        assert_eq!(ways(&target, &[interface("10.0.0.1", 24, 3)]), []);
+        assert_eq!(others(&target, &cables).len(), 2);
+        assert_eq!(others(&target, &[interface("10.0.0.1", 24, 3)]), []);
+    }
+
+    #[test]
+    fn an_agreed_link_is_left_by_its_own_interface() {
+        let cables = [interface("169.254.1.1", 16, 2), interface("169.254.1.2", 16, 3), interface("10.0.0.1", 24, 4)];
+        let offered = targets(&[
+            "169.254.2.2:3 via i3",
+            "10.9.9.9:4 via i4",
+            "10.0.0.9:5 via i4",
+            "10.0.0.9:5 via gone",
+            "10.0.0.1:6 via i4",
+            "10.0.0.9:7",
+        ]);
+        assert_eq!(
+            written(&agreed(&offered, &cables)),
+            ["169.254.1.2:0 169.254.2.2:3 by i3", "10.0.0.1:0 10.9.9.9:4", "10.0.0.1:0 10.0.0.9:5 by i4", "10.0.0.1:0 10.0.0.1:6"]
+        );
     }
 }

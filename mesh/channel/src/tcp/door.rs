@@ -17,7 +17,7 @@ use crate::config::Deadlines;
 use crate::counters::Counters;
 use crate::frame::{FrameError, Kind, PREAMBLE_BYTES, PREAMBLE_CLEAR_BYTES, PREFIX_BYTES, Preamble};
 use crate::inlet::Inlet;
-use crate::interfaces::Interface;
+use crate::listeners::Listeners;
 use crate::poll::{Bell, Watch, wait};
 use crate::registry::{NoLane, Registry};
 use crate::seal::{Keys, Opener, Sealer};
@@ -33,37 +33,11 @@ const IDLE_PAUSE: Duration = Duration::from_secs(60);
 
 /// The door's own thread.
 pub(crate) struct Door {
-    pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) listeners: Arc<Listeners>,
     pub(crate) bell: Arc<Bell>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) deadlines: Deadlines,
-}
-
-/// Binds a listening socket on each interface, at a port that the system chooses. Interfaces that refuse are left out.
-///
-/// # Errors
-/// Every interface refused; what the last one said.
-pub(crate) fn listen(interfaces: &[Interface]) -> io::Result<Vec<TcpListener>> {
-    let mut listeners = Vec::new();
-    let mut refused = None;
-    for interface in interfaces {
-        let bound = TcpListener::bind(interface.socket_address(0)).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        });
-        match bound {
-            Ok(listener) => listeners.push(listener),
-            Err(error) => {
-                tracing::warn!(interface = interface.name, address = %interface.address, %error, "no tensor lanes on this address");
-                refused = Some(error);
-            }
-        }
-    }
-    match refused {
-        Some(error) if listeners.is_empty() => Err(error),
-        _ => Ok(listeners),
-    }
 }
 
 impl Door {
@@ -76,10 +50,11 @@ impl Door {
             let due = self.registry.expire(now).into_iter().chain(half_open.front().map(|first| first.until));
             let open = now >= closed_until;
             let until = due.chain((!open).then_some(closed_until)).min().unwrap_or(now + IDLE_PAUSE);
+            let listeners = self.listeners.now(); // whoever changes them rings
             let mut watches = vec![self.bell.watch()];
             watches.extend(half_open.iter().map(|one| Watch::read(one.socket.as_fd())));
             let doors_from = watches.len();
-            watches.extend(self.listeners.iter().filter(|_| open).map(|listener| Watch::read(listener.as_fd())));
+            watches.extend(listeners.iter().filter(|_| open).map(|listener| Watch::read(listener.socket.as_fd())));
             if let Err(error) = wait(&mut watches, until) {
                 tracing::warn!(%error, "cannot wait for tensor lanes");
                 std::thread::sleep(EXHAUSTED_PAUSE);
@@ -91,8 +66,8 @@ impl Door {
                 self.bell.hush();
             }
             half_open = self.go_on(half_open, &stirred[1..doors_from]);
-            for (listener, _) in self.listeners.iter().zip(&stirred[doors_from..]).filter(|(_, stirred)| **stirred) {
-                if let Err(error) = self.welcome(listener, &mut half_open) {
+            for (listener, _) in listeners.iter().zip(&stirred[doors_from..]).filter(|(_, stirred)| **stirred) {
+                if let Err(error) = self.welcome(&listener.socket, &mut half_open) {
                     tracing::warn!(%error, "cannot take a tensor connection");
                     closed_until = Instant::now() + EXHAUSTED_PAUSE;
                 }

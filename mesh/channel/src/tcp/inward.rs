@@ -116,8 +116,11 @@ pub(super) fn start(inlet: Arc<Inlet>, link: Arc<Link>, opener: Opener, deadline
         return false;
     }
     let side = Inward { inlet: Arc::clone(&inlet), credits };
+    let local = link.socket.local_addr().map_or(link.peer.ip(), |local| local.ip());
+    let entry = inlet.book.enter(inlet.from, inlet.lane, local, link.peer.ip());
+    inlet.came_over(entry.link().cloned());
     let thread = std::thread::Builder::new().name(format!("lane-in-{}", inlet.lane.boundary));
-    if let Err(error) = thread.spawn(move || pump::run(&link, opener, &side, &deadlines, &counters)) {
+    if let Err(error) = thread.spawn(move || entry.close(pump::run(&link, opener, &side, &deadlines, &counters))) {
         inlet.end(&format!("no thread for the lane: {error}"), false);
     }
     true

@@ -13,7 +13,7 @@ mod outward;
 mod pump;
 
 pub(crate) use dial::Dialler;
-pub(crate) use door::{Door, listen};
+pub(crate) use door::Door;
 pub(crate) use outward::connect;
 
 use std::io;

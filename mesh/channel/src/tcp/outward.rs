@@ -235,7 +235,9 @@ fn lane(offer: &LaneOffer, dialler: &Dialler, outlet: Arc<Outlet>, bell: &Arc<Be
         outlet.end(&format!("{peer} sent {error}"));
         return;
     }
+    let local = link.socket.local_addr().map_or(peer.ip(), |local| local.ip());
+    let entry = dialler.book.enter(dialler.to, offer.lane, local, peer.ip());
     outlet.ready(Arc::clone(&link));
     let side = Outward { outlet, link: Arc::clone(&link) };
-    pump::run(&link, opener, &side, &dialler.deadlines, counters);
+    entry.close(pump::run(&link, opener, &side, &dialler.deadlines, counters));
 }

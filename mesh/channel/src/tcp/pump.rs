@@ -43,10 +43,12 @@ enum End {
     HungUp,
 }
 
-/// Runs one end until it is over. Leaves nothing behind: the socket is shut, what waited is freed, the lane is down.
-pub(super) fn run(link: &Link, opener: Opener, side: &impl Side, deadlines: &Deadlines, counters: &Counters) {
+/// Runs one end until it is over; says whether it broke. Leaves nothing behind: the socket is shut, what waited is freed, the
+/// lane is down.
+pub(super) fn run(link: &Link, opener: Opener, side: &impl Side, deadlines: &Deadlines, counters: &Counters) -> bool {
     // A waker is foreign code. If it panics the lane must not look alive.
     let end = catch_unwind(AssertUnwindSafe(|| drive(link, opener, side, deadlines)));
+    let mut broken = false;
     let why = match end {
         Ok(Ok(End::Goodbye)) => "the other end closed the lane".to_owned(),
         Ok(Ok(End::HungUp)) => {
@@ -54,7 +56,8 @@ pub(super) fn run(link: &Link, opener: Opener, side: &impl Side, deadlines: &Dea
             "this end closed the lane".to_owned()
         }
         Ok(Err(why)) => {
-            if !link.bell.is_over() {
+            broken = !link.bell.is_over();
+            if broken {
                 Counters::add(&counters.broken);
                 tracing::warn!(peer = %link.peer, why, "a tensor lane broke");
             }
@@ -64,6 +67,7 @@ pub(super) fn run(link: &Link, opener: Opener, side: &impl Side, deadlines: &Dea
     };
     link.shut();
     side.ended(&why);
+    broken
 }
 
 fn drive(link: &Link, opener: Opener, side: &impl Side, deadlines: &Deadlines) -> Result<End, String> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mesh_core::ports::{Channels, LaneError, LaneState};
 
-use crate::support::{Gong, Lane, connecting_lane, down, lane, pattern, ready_lane, send, shape};
+use crate::support::{Gong, Lane, PEER, connecting_lane, down, lane, pattern, ready_lane, send, shape};
 
 /// Receiving and sending node.
 pub type Pair = (Arc<dyn Channels>, Arc<dyn Channels>);
@@ -149,7 +149,7 @@ fn generations((to, from): Pair) {
     new.take_and_check(b"fresh");
     // An old offer that comes late finds nothing, and disturbs nothing.
     let gong = Arc::new(Gong::default());
-    match from.connect(&old.offer, gong.clone()) {
+    match from.connect(PEER, &old.offer, gong.clone()) {
         Ok(sender) => drop(gong.until("refusal", || down(&sender.state()))),
         Err(LaneError::Down(_)) => {}
         Err(other) => panic!("{other}"),
@@ -183,7 +183,7 @@ fn late_ends((to, from): Pair) {
 fn one_sender((to, from): Pair) {
     let mut first = ready_lane(&*to, &*from, shape(256, 2));
     let gong = Arc::new(Gong::default());
-    match from.connect(&first.offer, gong.clone()) {
+    match from.connect(PEER, &first.offer, gong.clone()) {
         Ok(mut second) => {
             gong.until("refusal", || down(&second.state()));
             assert!(second.reserve().is_none());
@@ -221,10 +221,10 @@ fn sender_drops((to, from): Pair) {
 
 fn receiver_drops((to, from): Pair) {
     // Before anybody connects.
-    let (offer, receiver) = to.accept(lane(0), shape(256, 2), Arc::new(Gong::default())).expect("accept");
+    let (offer, receiver) = to.accept(lane(0), PEER, shape(256, 2), Arc::new(Gong::default())).expect("accept");
     drop(receiver);
     let gong = Arc::new(Gong::default());
-    match from.connect(&offer, gong.clone()) {
+    match from.connect(PEER, &offer, gong.clone()) {
         Ok(sender) => drop(gong.until("refusal", || down(&sender.state()))),
         Err(LaneError::Down(_)) => {}
         Err(other) => panic!("{other}"),
@@ -271,8 +271,8 @@ fn last_words((to, from): Pair) {
 fn neighbours((to, from): Pair) {
     let other = || -> Lane {
         let (at_sender, at_receiver) = (Arc::new(Gong::default()), Arc::new(Gong::default()));
-        let (offer, receiver) = to.accept(lane(1), shape(256, 2), at_receiver.clone()).expect("accept");
-        let sender = from.connect(&offer, at_sender.clone()).expect("connect");
+        let (offer, receiver) = to.accept(lane(1), PEER, shape(256, 2), at_receiver.clone()).expect("accept");
+        let sender = from.connect(PEER, &offer, at_sender.clone()).expect("connect");
         at_sender.until("ready", || (sender.state() == LaneState::Ready).then_some(()));
         Lane { sender, receiver, at_sender, at_receiver, offer }
     };
@@ -293,7 +293,7 @@ fn neighbours((to, from): Pair) {
 fn closed_channels((to, from): Pair) {
     let mut connected = ready_lane(&*to, &*from, shape(256, 2));
     let gong = Arc::new(Gong::default());
-    let (_, waiting) = to.accept(lane(9), shape(256, 2), gong.clone()).expect("accept");
+    let (_, waiting) = to.accept(lane(9), PEER, shape(256, 2), gong.clone()).expect("accept");
     drop((to, from));
     gong.until("the end", || down(&waiting.state()));
     connected.send(b"goes on");
@@ -301,11 +301,11 @@ fn closed_channels((to, from): Pair) {
 }
 
 fn hostile_offers((to, from): Pair) {
-    let (offer, _receiver) = to.accept(lane(0), shape(256, 2), Arc::new(Gong::default())).expect("accept");
+    let (offer, _receiver) = to.accept(lane(0), PEER, shape(256, 2), Arc::new(Gong::default())).expect("accept");
     let refused = |change: &dyn Fn(&mut mesh_core::wire::LaneOffer)| {
         let mut offer = offer.clone();
         change(&mut offer);
-        from.connect(&offer, Arc::new(Gong::default())).err().is_some_and(|error| matches!(error, LaneError::Down(_)))
+        from.connect(PEER, &offer, Arc::new(Gong::default())).err().is_some_and(|error| matches!(error, LaneError::Down(_)))
     };
     assert!(refused(&|offer| offer.slot_bytes = 0));
     assert!(refused(&|offer| offer.slot_bytes = u32::MAX));
@@ -322,15 +322,15 @@ fn hostile_offers((to, from): Pair) {
 
 fn hostile_shapes((to, _): Pair) {
     for bad in [shape(0, 1), shape(1, 0), shape(u32::MAX, 1), shape(1, u16::MAX), shape(16 << 20, 1024)] {
-        assert!(matches!(to.accept(lane(0), bad, Arc::new(Gong::default())), Err(LaneError::System(_))), "{bad:?}");
+        assert!(matches!(to.accept(lane(0), PEER, bad, Arc::new(Gong::default())), Err(LaneError::System(_))), "{bad:?}");
     }
 }
 
 fn wrong_secret((to, from): Pair) {
-    let (mut offer, receiver) = to.accept(lane(0), shape(256, 2), Arc::new(Gong::default())).expect("accept");
+    let (mut offer, receiver) = to.accept(lane(0), PEER, shape(256, 2), Arc::new(Gong::default())).expect("accept");
     offer.secret[31] ^= 1;
     let gong = Arc::new(Gong::default());
-    match from.connect(&offer, gong.clone()) {
+    match from.connect(PEER, &offer, gong.clone()) {
         Ok(sender) => drop(gong.until("refusal", || down(&sender.state()))),
         Err(LaneError::Down(_)) => {}
         Err(other) => panic!("{other}"),

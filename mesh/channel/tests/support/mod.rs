@@ -7,9 +7,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use mesh_channel::{ChannelConfig, Deadlines, TensorChannels};
-use mesh_core::ids::{DeploymentId, PlanHash};
+use mesh_core::ids::{DeploymentId, NodeId, PlanHash};
 use mesh_core::ports::{Channels, LaneReceiver, LaneSender, LaneShape, LaneSlot, LaneState, Wake};
 use mesh_core::wire::{LaneId, LaneOffer};
+
+/// The other node, whichever it is.
+pub const PEER: NodeId = NodeId([7; 32]);
 
 /// What no test waits longer for.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -81,9 +84,9 @@ pub fn ready_lane_by(to: &dyn Channels, from: &dyn Channels, shape: LaneShape, d
 
 pub fn connecting_lane(to: &dyn Channels, from: &dyn Channels, shape: LaneShape, detour: impl FnOnce(&mut LaneOffer)) -> Lane {
     let (at_sender, at_receiver) = (Arc::new(Gong::default()), Arc::new(Gong::default()));
-    let (mut offer, receiver) = to.accept(lane(0), shape, at_receiver.clone()).expect("accept");
+    let (mut offer, receiver) = to.accept(lane(0), PEER, shape, at_receiver.clone()).expect("accept");
     detour(&mut offer);
-    let sender = from.connect(&offer, at_sender.clone()).expect("connect");
+    let sender = from.connect(PEER, &offer, at_sender.clone()).expect("connect");
     Lane { sender, receiver, at_sender, at_receiver, offer }
 }
 

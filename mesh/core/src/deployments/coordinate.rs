@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash, Time};
 use crate::model::{Contents, ModelSheet};
 use crate::plan::{Numerics, Plan};
-use crate::planner::{self, NoPlan, PlanInput, PlanNode, Planned, stage_bytes};
+use crate::planner::{self, NoPlan, PlanInput, PlanLink, PlanNode, Planned, stage_bytes};
 use crate::records::{DeploymentRecord, DeploymentStatus, NodeRecord, NodeState, PlanId, Record, Wish};
 use crate::wire::{LoadOrder, Message, ShardReport, ShardState};
 
@@ -42,6 +42,8 @@ pub(super) const SAVE_AGAIN_MS: u64 = 1_000;
 const TAKEOVER_MS: u64 = 300;
 /// Several nodes that come or go together cause one new plan.
 const LOOK_MS: u64 = 200;
+/// Nodes between which links are looked up for a plan; in a larger mesh any pair may be neighbours, at the defaults.
+const PLAN_LINK_NODES_MAX: usize = 65;
 /// Longest explanation in a record.
 const WHY_BYTES_MAX: usize = 2_000;
 
@@ -541,7 +543,32 @@ impl Deployments {
     ) -> Result<Planned, NoPlan> {
         let present = |record: &&NodeRecord| self.health(record.node) != Health::Left;
         let nodes = self.directory.nodes().filter(present).map(|record| self.plan_node(id, sheet, contents, record)).collect();
-        planner::plan(&PlanInput { sheet, wish, numerics: Numerics::default(), nodes, links: None, keep })
+        planner::plan(&PlanInput { sheet, wish, numerics: Numerics::default(), nodes, links: self.plan_links(), keep })
+    }
+
+    /// The links between the nodes that can take part, each as the node with the smaller id measured it and says in its
+    /// record. A pair that nobody has measured yet may be neighbours, at the planner's defaults.
+    fn plan_links(&self) -> Option<Vec<PlanLink>> {
+        let usable = |record: &&NodeRecord| self.health(record.node) == Health::Up;
+        let nodes: Vec<&NodeRecord> = self.directory.nodes().filter(usable).take(PLAN_LINK_NODES_MAX).collect();
+        let measured = |low: &NodeRecord, high: &NodeRecord| low.paths.iter().find(|path| path.peer == high.node).map(|path| path.measured);
+        let mut links = Vec::new();
+        let mut any = false;
+        for (index, a) in nodes.iter().enumerate() {
+            for b in &nodes[index + 1..] {
+                let (low, high) = if a.node < b.node { (a, b) } else { (b, a) };
+                let known = measured(low, high);
+                any |= known.is_some();
+                links.push(PlanLink {
+                    a: low.node,
+                    b: high.node,
+                    delay_us: known.map_or(PlanLink::DEFAULT_DELAY_US, |known| known.delay_us.max(1)),
+                    bytes_per_s: known.map(|known| known.bytes_per_s).filter(|&rate| rate > 0).unwrap_or(PlanLink::DEFAULT_BYTES_PER_S),
+                });
+            }
+        }
+        // With more nodes than that the planner's guess for the others would look like no link at all.
+        (any && nodes.len() < PLAN_LINK_NODES_MAX).then_some(links)
     }
 
     fn plan_node(&self, id: Option<DeploymentId>, sheet: &ModelSheet, contents: Option<&Contents>, record: &NodeRecord) -> PlanNode {

@@ -20,6 +20,8 @@ fn node(id: u8, incarnation: u64, version: u64, boot: u128) -> Record {
         addresses: Vec::new(),
         models: Vec::new(),
         shards: Vec::new(),
+        interfaces: Vec::new(),
+        paths: Vec::new(),
     })
 }
 

@@ -6,6 +6,8 @@
 //! measured. Two small terms break what would be ties: filling nodes evenly, and sharing out the prefill. Each is a
 //! sum over stages of (share × share / size), which is least where shares are proportional to sizes.
 
+use std::collections::BTreeMap;
+
 use crate::ids::NodeId;
 use crate::model::{Layers, ModelSheet};
 
@@ -240,26 +242,44 @@ fn head_read_bytes(sheet: &ModelSheet) -> u64 {
 }
 
 /// What going from one node to the next costs.
-pub(super) struct Hops<'a> {
-    links: Option<&'a [PlanLink]>,
+pub(super) struct Hops {
+    /// The quickest link of each pair, (delay in microseconds, bytes a second), by (smaller id, greater id).
+    links: Option<BTreeMap<(NodeId, NodeId), (u32, u64)>>,
     /// What one more stage must gain.
     spread_ps: u64,
 }
 
-impl<'a> Hops<'a> {
-    pub fn new(input: &'a PlanInput<'a>, reference: &Reference) -> Self {
-        Self { links: input.links.as_deref(), spread_ps: (SPREAD * reference.decode_ps) as u64 }
+impl Hops {
+    pub fn new(input: &PlanInput<'_>, reference: &Reference) -> Self {
+        let by_pair = |links: &[PlanLink]| {
+            let mut quickest: BTreeMap<(NodeId, NodeId), (u32, u64)> = BTreeMap::new();
+            for link in links {
+                let this = (link.delay_us, link.bytes_per_s.max(1));
+                let known = quickest.entry((link.a.min(link.b), link.a.max(link.b))).or_insert(this);
+                *known = if this.0 < known.0 { this } else { *known };
+            }
+            quickest
+        };
+        Self { links: input.links.as_deref().map(by_pair), spread_ps: (SPREAD * reference.decode_ps) as u64 }
     }
 
     /// The link between two nodes, if they can be neighbours.
-    fn link(&self, a: NodeId, b: NodeId) -> Option<(u32, u64)> {
-        match self.links {
+    pub fn link(&self, a: NodeId, b: NodeId) -> Option<(u32, u64)> {
+        match &self.links {
             None => Some((PlanLink::DEFAULT_DELAY_US, PlanLink::DEFAULT_BYTES_PER_S)),
-            Some(links) => {
-                let joins = |link: &&PlanLink| (link.a == a && link.b == b) || (link.a == b && link.b == a);
-                links.iter().filter(joins).map(|link| (link.delay_us, link.bytes_per_s.max(1))).min_by_key(|link| link.0)
-            }
+            Some(links) => links.get(&(a.min(b), a.max(b))).copied(),
         }
+    }
+
+    /// Whether two nodes have equal links to all others, but for noise.
+    fn alike(&self, nodes: &[&PlanNode], a: NodeId, b: NodeId) -> bool {
+        let near = |x: u64, y: u64| x.abs_diff(y) <= x.max(y) / 4;
+        let same = |x: Option<(u32, u64)>, y: Option<(u32, u64)>| match (x, y) {
+            (Some(x), Some(y)) => near(x.0.into(), y.0.into()) && near(x.1, y.1),
+            (x, y) => x == y,
+        };
+        let others = nodes.iter().map(|node| node.node).filter(|&node| node != a && node != b);
+        self.links.is_none() || others.into_iter().all(|other| same(self.link(a, other), self.link(b, other)))
     }
 
     /// Picoseconds that the hidden state of one token takes from `a` to `b`.
@@ -278,7 +298,7 @@ impl<'a> Hops<'a> {
     pub fn kinds(&self, all: &[&PlanNode], nodes: &[&PlanNode]) -> Vec<usize> {
         let speed = |node: &PlanNode| Speed::levelled(all, node);
         let alike = |a: &PlanNode, b: &PlanNode| {
-            self.links.is_none()
+            self.alike(nodes, a.node, b.node)
                 && (net_budget(a), a.numerics_class, a.files, a.shard) == (net_budget(b), b.numerics_class, b.files, b.shard)
                 && speed(a) == speed(b)
         };

@@ -5,7 +5,10 @@ use crate::model::{Layers, ModelSheet};
 
 use super::costs;
 use super::memory::{lends_at_least, net_budget};
-use super::{BASE_BYTES, Chosen, Desk, HEADROOM_PERCENT, PlanInput, PlanNode};
+use super::{BASE_BYTES, Chosen, Desk, HEADROOM_PERCENT, PlanInput, PlanLink, PlanNode};
+
+/// Hops whose links are all named.
+const HOPS_SAID_MAX: usize = 4;
 
 /// Bytes for people: three significant digits, binary units.
 pub(super) fn bytes(count: u64) -> String {
@@ -90,10 +93,34 @@ pub(super) fn reasons(desk: &Desk<'_>, chosen: &Chosen, parts: &[(&PlanNode, Lay
     } else if parts.len() > 1 {
         reasons.push(pace(desk, chosen, parts));
     }
+    reasons.extend(links(desk, parts));
     if parts.len() > 1 && costs::any_levelled(desk, parts) {
         reasons.push("speeds within a fifth of each other count as equal: measurements differ by that much".into());
     }
     reasons
+}
+
+/// The measured links that the plan uses, the slowest of many.
+fn links(desk: &Desk<'_>, parts: &[(&PlanNode, Layers)]) -> Option<String> {
+    let unmeasured = (PlanLink::DEFAULT_DELAY_US, PlanLink::DEFAULT_BYTES_PER_S);
+    let hops = parts.windows(2).map(|pair| (desk.hops.link(pair[0].0.node, pair[1].0.node), pair[0].0, pair[1].0));
+    let mut measured: Vec<_> = hops.filter_map(|(link, a, b)| Some((link.filter(|link| *link != unmeasured)?, a, b))).collect();
+    let all = measured.len();
+    if all > HOPS_SAID_MAX {
+        measured.sort_by_key(|((delay_us, _), a, b)| (std::cmp::Reverse(*delay_us), a.node, b.node));
+        measured.truncate(1);
+    }
+    let said: Vec<String> = measured
+        .iter()
+        .map(|((delay_us, rate), a, b)| format!("{} to {} {} and {}/s", a.name, b.name, micros(*delay_us), bytes(*rate)))
+        .collect();
+    let which = if all > said.len() { format!("the slowest of {all} links, as measured: ") } else { "links as measured: ".to_owned() };
+    (!said.is_empty()).then(|| which + &said.join(", "))
+}
+
+/// Microseconds for people.
+fn micros(us: u32) -> String {
+    if us < 1_000 { format!("{us} µs") } else { format!("{:.1} ms", f64::from(us) / 1_000.0) }
 }
 
 /// How the layers were shared out: which stage the others wait for, and whose memory is in the way of less.

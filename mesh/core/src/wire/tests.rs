@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::generation::{Attempt, FinishReason, Sampling, TokenLogprobs};
 use crate::ids::Digest;
+use crate::links::{Interface, LinkName, LinkSaid, LinkState, Measured, NotNow, Path};
 use crate::model::{Contents, FileContents, HeldModel, LayerCost, ModelSheet};
 use crate::plan::{Numerics, Stage};
 use crate::records::{Capacity, DeploymentRecord, DeploymentStatus, HeldShard, NodeState, PlanId, Wish};
@@ -48,6 +49,8 @@ fn node_record() -> NodeRecord {
         addresses: vec!["/ip4/127.0.0.1/tcp/1".to_owned()],
         models: vec![HeldModel { name: "m".to_owned(), digest: Digest([1; 32]), layers: Layers::new(0, 4), contents: Some(contents()) }],
         shards: vec![HeldShard { deployment: DEPLOYMENT, layers: Layers::new(1, 2) }],
+        interfaces: vec![Interface::loopback()],
+        paths: vec![Path { peer: NODE, measured: Measured { delay_us: 7, bytes_per_s: 1 << 30 } }],
     }
 }
 
@@ -157,9 +160,22 @@ fn every_message() -> Vec<Message> {
     ];
     all.extend(words.map(Message::Word));
     all.push(Message::Summary(u64::MAX));
+    all.extend(link_messages().into_iter().map(Message::Links));
     all.push(Message::Records(statuses.into_iter().map(deployment).collect()));
     all.extend(refusals.into_iter().map(|refusal| Message::Opened(Opened { tag: TAG, stage: 0, answer: Err(refusal) })));
     all
+}
+
+fn link_messages() -> Vec<LinkMessage> {
+    let link = LinkName { low: "en0".to_owned(), high: "eth0".to_owned() };
+    let measured = Some(Measured { delay_us: 50, bytes_per_s: 0 });
+    let states = [LinkState::Untried, LinkState::Up, LinkState::Down("x".to_owned())];
+    vec![
+        LinkMessage::Ask { ticket: u64::MAX, link: link.clone(), rate: true },
+        LinkMessage::Answer { ticket: 1, offer: Err(NotNow::Busy) },
+        LinkMessage::Table(states.into_iter().map(|state| LinkSaid { link: link.clone(), state, measured }).collect()),
+        LinkMessage::Doubt(link),
+    ]
 }
 
 #[test]
@@ -210,7 +226,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_gives_a_message_or_an_error(which in 0_usize..35, at in 0_usize..4096, byte in any::<u8>()) {
+    fn a_changed_byte_gives_a_message_or_an_error(which in 0_usize..39, at in 0_usize..4096, byte in any::<u8>()) {
         let all = every_message();
         let mut bytes = encode(&all[which % all.len()]).expect("short");
         let at = at % bytes.len();

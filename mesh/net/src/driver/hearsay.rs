@@ -4,6 +4,7 @@ use libp2p::Multiaddr;
 use mesh_core::ids::NodeId;
 #[cfg(feature = "mdns")]
 use mesh_core::ids::Time;
+use mesh_core::links::InterfaceKind;
 use mesh_core::membership::{Input, LinkId};
 use mesh_core::ports::{CarrierEvent, Clock};
 use mesh_core::records::{NodeRecord, NodeState, Record};
@@ -62,7 +63,12 @@ impl Driver {
     }
 
     pub(super) fn wonder(&self) {
-        let there: Vec<String> = interfaces().iter().map(|interface| format!("{} ({})", interface.name, interface.address)).collect();
+        let outward = interfaces().into_iter().filter(|one| !matches!(one.kind, InterfaceKind::Loopback | InterfaceKind::Virtual));
+        let there: Vec<String> = outward
+            .map(|one| {
+                format!("{} ({})", one.name, one.addresses.iter().map(|address| address.ip.to_string()).collect::<Vec<_>>().join(", "))
+            })
+            .collect();
         let seconds = LONELY_MS / 1000;
         let why = if there.is_empty() {
             format!("no other node was heard in {seconds} s: no network interface is up")

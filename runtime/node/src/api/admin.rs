@@ -82,6 +82,15 @@ pub async fn status(state: Data<ApiState>) -> Result<HttpResponse, ApiError> {
     Ok(HttpResponse::Ok().json(status))
 }
 
+/// `GET /mesh/v1/links`: every link to a node that is up, in the order in which they are used.
+///
+/// # Errors
+/// The node has stopped.
+pub async fn links(state: Data<ApiState>) -> Result<HttpResponse, ApiError> {
+    let status = state.mesh.status().await.map_err(stopped)?;
+    Ok(HttpResponse::Ok().json(status.links))
+}
+
 /// `POST /mesh/v1/plan`: what would be done, and why.
 ///
 /// # Errors

@@ -122,6 +122,7 @@ fn routes(app: &mut web::ServiceConfig) {
         .route("/v1/chat/completions", web::post().to(answers::chat))
         .route("/v1/completions", web::post().to(answers::completions))
         .route("/mesh/v1/status", web::get().to(admin::status))
+        .route("/mesh/v1/links", web::get().to(admin::links))
         .route("/mesh/v1/models", web::get().to(models::held))
         .route("/mesh/v1/plan", web::post().to(admin::plan))
         .route("/mesh/v1/deployments", web::post().to(admin::deploy))

@@ -11,6 +11,7 @@ mod bench;
 mod demo;
 mod deploy;
 mod join;
+mod links;
 mod logs;
 mod out;
 mod run;
@@ -40,6 +41,8 @@ enum Command {
     Run(run::Run),
     /// Show nodes, links and deployments
     Status(status::Status),
+    /// Show the links to other nodes: which interfaces, how quick, which are used and why
+    Links(links::Links),
     /// Show models on the node's disk
     Models(show::Models),
     /// Show where a model would be placed, and why; changes nothing
@@ -62,6 +65,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Undeploy(undeploy) => undeploy.run(),
         Command::Run(run) => run.run(),
         Command::Status(status) => status.run(),
+        Command::Links(links) => links.run(),
         Command::Models(models) => models.run(),
         Command::Plan(plan) => plan.run(),
         Command::Token(token) => token.run(),

@@ -67,6 +67,10 @@ pub fn table(status: &Value) -> String {
             out += &format!("    {why}\n");
         }
     }
+    let links = super::links::table(status, false);
+    if !links.is_empty() {
+        out += &format!("\nLINKS\n{links}");
+    }
     for deployment in status["deployments"].as_array().into_iter().flatten() {
         out += &deployment_text(deployment, &names);
     }

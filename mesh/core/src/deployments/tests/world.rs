@@ -38,6 +38,8 @@ pub fn node_record(node: usize, memory_bytes: u64) -> NodeRecord {
         addresses: Vec::new(),
         models: vec![held(small_sheet()), held(large_sheet())],
         shards: Vec::new(),
+        interfaces: Vec::new(),
+        paths: Vec::new(),
     }
 }
 
