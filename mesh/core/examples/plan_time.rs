@@ -6,7 +6,7 @@ use std::time::Instant;
 use mesh_core::ids::{Digest, NodeId};
 use mesh_core::model::{LayerCost, Layers, ModelSheet};
 use mesh_core::plan::Numerics;
-use mesh_core::planner::{PlanInput, PlanNode, plan};
+use mesh_core::planner::{PlanInput, PlanLink, PlanNode, plan};
 use mesh_core::records::{Capacity, Wish};
 
 fn sheet(layers: u16) -> ModelSheet {
@@ -46,6 +46,18 @@ fn nodes(count: u8, gib: u64, layers: u16) -> Vec<PlanNode> {
     (0..count).map(node).collect()
 }
 
+/// Every pair was measured, each a little differently.
+fn links(count: u8) -> Vec<PlanLink> {
+    let id = |index: u8| NodeId([index + 1; 32]);
+    let link = |a: u8, b: u8| PlanLink {
+        a: id(a),
+        b: id(b),
+        delay_us: 40 + u32::from(a * 7 + b * 5) % 60,
+        bytes_per_s: 1_000_000_000 + u64::from(a ^ b) * 10_000_000,
+    };
+    (0..count).flat_map(|a| (a + 1..count).map(move |b| link(a, b))).collect()
+}
+
 fn main() {
     for (count, gib, layers, split) in
         [(3, 64, 128, None), (8, 24, 128, None), (8, 150, 128, Some(8)), (16, 11, 128, None), (16, 24, 128, None), (16, 200, 128, Some(16))]
@@ -57,7 +69,7 @@ fn main() {
             wish: &wish,
             numerics: Numerics::default(),
             nodes: nodes(count, gib, layers),
-            links: None,
+            links: Some(links(count)),
             keep: None,
         };
         let start = Instant::now();

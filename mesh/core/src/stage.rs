@@ -569,8 +569,9 @@ impl Stage {
             Side::In => format!("the tensor lane from {} is down: {why}", place.neighbour(side)),
             Side::Out => format!("the tensor lane to {} is down: {why}", place.neighbour(side)),
         };
-        // Rows may have been on it, and channels never resend.
-        self.fail_where(&why, effects, |run| run.tag().plan == plan);
+        // Rows may have been on it, and channels never resend. A stream that has sent nothing yet has lost nothing: an idle
+        // lane may move to a better link just as a stream is opened.
+        self.fail_where(&why, effects, |run| run.tag().plan == plan && (side == Side::In || run.has_begun()));
     }
 
     /// Whatever waited for the lane to the next stage is for nobody.

@@ -159,6 +159,11 @@ impl Run {
         (self.cached && self.serial != FENCED).then_some(self.next)
     }
 
+    /// Whether anything of this attempt was begun, accepted or computed here: until then nothing of it was sent on.
+    pub fn has_begun(&self) -> bool {
+        self.started || !self.queue.is_empty() || self.next.at > self.keep || self.done.at > self.keep
+    }
+
     /// The plan was replaced: nothing more is computed for this attempt, but its cache may serve the next one.
     pub fn fence(&mut self) {
         self.serial = FENCED;
@@ -174,6 +179,7 @@ impl Run {
         let at = positions.min(self.keep);
         let hash = PrefixHash::EMPTY.over(&self.open.ids[..at as usize]);
         self.cached = true;
+        self.keep = at;
         self.done = Position { at, hash };
         self.next = self.done;
         self.done
