@@ -25,15 +25,15 @@ pub fn html(page: &Page) -> String {
 #[cfg(test)]
 mod tests {
     use super::{PAGE, PLACE, html};
-    use crate::report::page::{Moment, MomentKind, Page};
+    use crate::report::page::{Page, Sentence, SentenceKind};
 
     #[test]
     fn texts_cannot_leave_the_data() {
-        let moment = Moment { at_us: 1, kind: MomentKind::Mesh, text: "</script><img src=x onerror=alert(1)>".into() };
-        let page = html(&Page { title: "<b>\"TIMELINE\"</b>".into(), story: vec![moment], ..Page::default() });
+        let sentence = Sentence { at_ms: 1.0, kind: SentenceKind::Mesh, text: "</script><img src=x onerror=alert(1)>".into() };
+        let page = html(&Page { title: "<b>\"TIMELINE\"</b>".into(), story: vec![sentence], ..Page::default() });
         assert_eq!(page.matches("</script>").count(), PAGE.matches("</script>").count());
         assert!(!page.contains("<img") && page.contains("\\u003cimg src=x"));
-        let data = page.split("const timeline = ").nth(1).and_then(|rest| rest.split(";\n").next()).expect("the data's line");
+        let data = page.split("const page = ").nth(1).and_then(|rest| rest.split(";\n").next()).expect("the data's line");
         let read: serde_json::Value = serde_json::from_str(data).expect("it is JSON");
         assert_eq!(read["story"][0]["text"], "</script><img src=x onerror=alert(1)>");
         assert_eq!(read["title"], "<b>\"TIMELINE\"</b>");

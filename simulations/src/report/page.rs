@@ -1,57 +1,50 @@
-//! What a report's page draws: a run as lanes over time, in the words of a reader.
+//! What a report's page draws: a run as lanes over time and as a story in sentences, in the words of a reader.
 //!
-//! Times are virtual, in microseconds since the world began. Everything in it is bounded
-//! by the world (nodes, streams, faults); a lane's spans are in order of time and do not overlap.
+//! Made from an [`Outcome`], whose timeline has the lanes; what is added here is what a person asks first: how it ended,
+//! which figures matter, what happened in which order. All times are milliseconds of virtual time.
+
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// Microseconds of virtual time since the world began.
-pub type Micros = u64;
+use crate::outcome::{Kind, Outcome};
+use crate::scenario::Scenario;
+use crate::timeline::{FaultMark, NodeLane, RequestLane, Span, Timeline};
 
-/// One run.
+/// Sentences in a story at most: a world of an hour has more than anybody reads.
+const STORY_MAX: usize = 2_000;
+
+/// The page's data.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Page {
     /// The scenario's title.
     pub title: String,
-    /// What it is about, in a sentence or two, from its file.
+    /// What it is about.
     pub about: String,
     /// The seed, as it is typed.
     pub seed: String,
     /// The command that repeats this run.
     pub repeat: String,
-    /// When the run ended.
-    pub end_us: Micros,
-    /// From when on nothing was broken any more and progress was demanded.
-    pub heal_us: Option<Micros>,
-    /// What was found.
+    /// How it ended.
     pub verdict: Verdict,
+    /// What was broken, in order of time.
+    pub violations: Vec<Broken>,
     /// Figures in words, in the order of display.
     pub figures: Vec<Figure>,
     /// What happened, in sentences, in order of time.
-    pub story: Vec<Moment>,
-    /// What was done to the world.
-    pub faults: Vec<FaultMark>,
-    /// Every node that ever ran.
-    pub nodes: Vec<NodeLane>,
-    /// Every stream that was asked for.
-    pub streams: Vec<StreamLane>,
-    /// Links that were ever unwell.
-    pub links: Vec<LinkLane>,
-}
-
-/// What the checkers said.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Verdict {
-    /// How it ended.
-    pub kind: VerdictKind,
-    /// What was broken, in order of time.
-    pub violations: Vec<Violation>,
+    pub story: Vec<Sentence>,
+    /// The lanes.
+    pub timeline: Timeline,
+    /// Every machine's make, in the timeline's order.
+    pub machines: Vec<String>,
+    /// Silences longer than this are drawn as gaps.
+    pub gap_ms: f64,
 }
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum VerdictKind {
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
     /// Every promise was kept.
     #[default]
     Kept,
@@ -62,11 +55,11 @@ pub enum VerdictKind {
 }
 
 /// A promise that was broken.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Violation {
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Broken {
     /// When it showed.
-    pub at_us: Micros,
-    /// Which promise or assertion: `P1`, `convergence`, `longest_gap_ms <= 1500`.
+    pub at_ms: f64,
+    /// Which: `P1`, `convergence`, `assert`.
     pub promise: String,
     /// What was seen, with names and numbers.
     pub what: String,
@@ -76,204 +69,161 @@ pub struct Violation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Figure {
     /// Its name, for people.
-    pub name: String,
+    pub name: &'static str,
     /// Its value, with unit.
     pub value: String,
 }
 
 /// A sentence of the story.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Moment {
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sentence {
     /// When.
-    pub at_us: Micros,
-    /// What kind of thing it is: colours its line.
-    pub kind: MomentKind,
+    pub at_ms: f64,
+    /// What it is about: colours its line.
+    pub kind: SentenceKind,
     /// The sentence.
     pub text: String,
 }
 
-/// Kinds of sentences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MomentKind {
+/// What a sentence is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SentenceKind {
     /// The world broke something.
     Fault,
     /// The world mended something.
     Heal,
-    /// Nodes noticed, planned, loaded.
+    /// Nodes started, noticed, planned.
     Mesh,
-    /// A client asked, got, lost or gave up.
+    /// A client's answer broke off, or it gave up.
     Client,
     /// A promise was broken.
     Violation,
 }
 
-/// Something that was done to the world.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FaultMark {
-    /// When it began.
-    pub at_us: Micros,
-    /// When it ended, if it lasts.
-    pub until_us: Option<Micros>,
-    /// In a few words: `crash`, `partition n0,n1 | n2,n3`.
-    pub what: String,
-    /// Names of the nodes that it struck; empty = everybody.
-    pub nodes: Vec<String>,
+impl Page {
+    /// Of a run; `repeat` is the command that runs it again.
+    #[must_use]
+    pub fn of(scenario: &Scenario, outcome: &Outcome, repeat: String) -> Self {
+        let verdict = match outcome.violations.iter().map(|violation| violation.kind).min() {
+            None => Verdict::Kept,
+            Some(Kind::Safety) => Verdict::Broken,
+            Some(Kind::Liveness) => Verdict::Stuck,
+        };
+        let violations = outcome.violations.iter().map(|violation| Broken {
+            at_ms: float(violation.at_ms),
+            promise: violation.check.to_owned(),
+            what: violation.text.clone(),
+        });
+        let violations: Vec<Broken> = violations.collect();
+        let machines = scenario.machines().into_iter().map(|machine| {
+            let line = machine.line;
+            let (memory, bandwidth, compute, disk) = (line.memory_gb, line.bandwidth_gb_s, line.gflops, line.disk_mb_s);
+            format!("{}: {memory} GB for models, reads memory at {bandwidth} GB/s and disk at {disk} MB/s, {compute} GFLOP/s", machine.name)
+        });
+        Self {
+            title: scenario.title.clone(),
+            about: scenario.about.trim().to_owned(),
+            seed: format!("{:#x}", outcome.seed),
+            repeat,
+            verdict,
+            figures: figures(&outcome.metrics),
+            story: story(&outcome.timeline, &violations),
+            violations,
+            timeline: outcome.timeline.clone(),
+            machines: machines.collect(),
+            gap_ms: 400.0,
+        }
+    }
 }
 
-/// A node's lane.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct NodeLane {
-    /// Its name.
-    pub name: String,
-    /// What it is made of, in a few words: memory, rates.
-    pub about: String,
-    /// Whether its process ran.
-    pub lives: Vec<Span<LifeState>>,
-    /// Times in which at least one other node suspected it or held it dead.
-    pub doubts: Vec<Doubt>,
-    /// Its shards.
-    pub shards: Vec<ShardSpan>,
-    /// Times in which it was a deployment's coordinator, by its own record.
-    pub coordinates: Vec<Span<String>>,
+#[expect(clippy::cast_precision_loss, reason = "milliseconds of a week are exact enough")]
+fn float(ms: u64) -> f64 {
+    ms as f64
 }
 
-/// A state from one time to another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Span<S> {
-    /// Begin.
-    pub from_us: Micros,
-    /// End.
-    pub to_us: Micros,
-    /// The state.
-    pub state: S,
+/// The figures that a person looks for first; one that was not measured is left out.
+fn figures(metrics: &crate::outcome::Metrics) -> Vec<Figure> {
+    let number = |name: &str| metrics.get(name).copied();
+    let ms = |value: f64| if value >= 1e4 { format!("{:.1} s", value / 1e3) } else { format!("{value:.0} ms") };
+    let count = |value: f64| format!("{value:.0}");
+    let mut figures = Vec::new();
+    let mut put = |name, value: Option<String>| figures.extend(value.map(|value| Figure { name, value }));
+    let whole = number("finished_requests").zip(number("requests"));
+    put("answers whole", whole.map(|(whole, all)| format!("{whole:.0} of {all:.0}")));
+    put("answers broken off", number("failed_requests").map(count));
+    put("tokens", number("tokens").map(count));
+    put("longest silence", number("longest_gap_ms").map(ms));
+    put("error came after", number("longest_failure_ms").map(ms));
+    put("death known by all after", number("death_known_ms_max").map(ms));
+    put("held dead in error", number("false_deaths").map(count));
+    put("longest not ready", number("longest_not_ready_ms").map(ms));
+    put("plans", number("plans").map(count));
+    put("weights read again", number("reloaded_mb").map(|mb| format!("{mb:.0} MB")));
+    put("agreed after the healing", number("converged_ms").map(ms));
+    put("control traffic, busiest node", number("control_bytes_s_max").map(|bytes| format!("{:.1} KiB/s", bytes / 1024.0)));
+    figures
 }
 
-/// How a node's process is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LifeState {
-    /// Runs.
-    Up,
-    /// Runs, far slower than it should.
-    Slow,
-    /// Stopped by a signal, or asleep.
-    Frozen,
-    /// Dead.
-    Down,
+/// The lanes as sentences.
+fn story(timeline: &Timeline, violations: &[Broken]) -> Vec<Sentence> {
+    let mut story = Vec::new();
+    let mut say = |at_ms: f64, kind, text: String| story.push(Sentence { at_ms, kind, text });
+    for FaultMark { what, from_ms, to_ms, .. } in &timeline.faults {
+        say(*from_ms, SentenceKind::Fault, format!("fault: {what}"));
+        if *to_ms < timeline.end_ms && to_ms > from_ms {
+            say(*to_ms, SentenceKind::Heal, format!("over: {what}"));
+        }
+    }
+    if let Some(at_ms) = timeline.healed_ms {
+        say(at_ms, SentenceKind::Heal, "everything is healed: from here on progress is demanded".to_owned());
+    }
+    for node in &timeline.nodes {
+        node.notes.iter().for_each(|note| say(note.at_ms, SentenceKind::Mesh, format!("{}: {}", node.name, note.text)));
+    }
+    for (at_ms, text) in views(&timeline.nodes) {
+        say(at_ms, SentenceKind::Mesh, text);
+    }
+    for (index, deployment) in timeline.deployments.iter().enumerate() {
+        let which = if timeline.deployments.len() > 1 { format!("deployment {index}") } else { "the deployment".to_owned() };
+        deployment.states.iter().for_each(|span| say(span.from_ms, SentenceKind::Mesh, format!("{which} is {}", span.label)));
+    }
+    for (at_ms, text) in ends(&timeline.requests) {
+        say(at_ms, SentenceKind::Client, text);
+    }
+    for violation in violations {
+        say(violation.at_ms, SentenceKind::Violation, format!("{} is broken: {}", violation.promise, violation.what));
+    }
+    story.sort_by(|a, b| a.at_ms.total_cmp(&b.at_ms).then(a.kind.cmp(&b.kind)));
+    story.truncate(STORY_MAX);
+    story
 }
 
-/// Somebody doubted a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Doubt {
-    /// Begin.
-    pub from_us: Micros,
-    /// End.
-    pub to_us: Micros,
-    /// Whose view.
-    pub by: String,
-    /// Held dead, not only suspected.
-    pub dead: bool,
+/// Who began to doubt whom: one sentence for all that did so within the same hundred milliseconds.
+fn views(nodes: &[NodeLane]) -> Vec<(f64, String)> {
+    let mut said = Vec::new();
+    for node in nodes {
+        let mut dead: Vec<(f64, &str)> =
+            node.seen.iter().filter_map(|Span { from_ms, label, .. }| Some((*from_ms, label.strip_prefix("dead to ")?))).collect();
+        dead.sort_by(|a, b| a.0.total_cmp(&b.0));
+        while let Some(&(at_ms, _)) = dead.first() {
+            let together = dead.iter().take_while(|view| view.0 - at_ms < 100.0).count();
+            let by: Vec<&str> = dead.drain(..together).map(|view| view.1).collect();
+            let holds = if by.len() == 1 { "holds" } else { "hold" };
+            said.push((at_ms, format!("{} {holds} {} dead", by.join(", "), node.name)));
+        }
+    }
+    said
 }
 
-/// A shard's time on a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ShardSpan {
-    /// Begin.
-    pub from_us: Micros,
-    /// End.
-    pub to_us: Micros,
-    /// The model's name.
-    pub model: String,
-    /// First layer.
-    pub first: u16,
-    /// One after the last layer.
-    pub end: u16,
-    /// The plan's term and epoch.
-    pub term: u64,
-    /// See above.
-    pub epoch: u64,
-    /// What it did.
-    pub state: ShardMood,
+/// Answers that did not come to a good end: one sentence for all that ended alike at once.
+fn ends(requests: &[RequestLane]) -> Vec<(f64, String)> {
+    let mut alike = BTreeMap::<(u64, &str), Vec<String>>::new();
+    for request in requests.iter().filter(|request| !request.whole) {
+        if let Some(at_ms) = request.end_ms {
+            alike.entry((at_ms.to_bits(), &request.end)).or_default().push(format!("r{}", request.request));
+        }
+    }
+    alike.into_iter().map(|((at, end), names)| (f64::from_bits(at), format!("{} {end}", names.join(", ")))).collect()
 }
 
-/// What a shard did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ShardMood {
-    /// Layers came into memory.
-    Loading,
-    /// In memory, lanes not connected.
-    Loaded,
-    /// In force, lanes connected.
-    Wired,
-    /// Could not.
-    Failed,
-}
-
-/// A stream's lane.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct StreamLane {
-    /// Its name: counts requests.
-    pub name: String,
-    /// The node that was asked.
-    pub asked: String,
-    /// When.
-    pub asked_us: Micros,
-    /// Tokens of the prompt.
-    pub prompt: u32,
-    /// When each token reached the client.
-    pub tokens_us: Vec<Micros>,
-    /// Silences that were longer than the scenario calls ordinary, each with its cause if one is known.
-    pub gaps: Vec<Span<String>>,
-    /// How it ended; `None` if it was still running when the run ended.
-    pub ended: Option<StreamEndMark>,
-}
-
-/// The end of a stream.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct StreamEndMark {
-    /// When.
-    pub at_us: Micros,
-    /// How.
-    pub how: StreamEndKind,
-    /// The error's text, or the reason.
-    pub why: String,
-}
-
-/// How a stream ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StreamEndKind {
-    /// Whole.
-    Finished,
-    /// Refused before it began.
-    Refused,
-    /// An error event.
-    Failed,
-    /// The client went away.
-    Cancelled,
-}
-
-/// A link's lane.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct LinkLane {
-    /// Both ends: `n0 – n1`.
-    pub name: String,
-    /// Its kind and measure: `thunderbolt 0.01 ms 5 GB/s`.
-    pub about: String,
-    /// How it was; times that are not named were healthy.
-    pub unwell: Vec<Span<LinkMood>>,
-}
-
-/// What is wrong with a link.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LinkMood {
-    /// Carries nothing.
-    Down,
-    /// Carries nothing in one direction.
-    OneWay,
-    /// Loses, delays or mangles: what, in words.
-    Impaired(String),
-}

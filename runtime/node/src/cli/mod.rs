@@ -16,6 +16,7 @@ mod logs;
 mod out;
 mod run;
 mod show;
+mod sim;
 mod status;
 mod wish;
 
@@ -49,6 +50,8 @@ enum Command {
     Plan(show::Plan),
     /// Print the invitation into this node's mesh: whoever has it is a member
     Token(show::Token),
+    /// Simulate: run worlds of nodes in which things break, on virtual time
+    Sim(sim::Sim),
     /// Measure: a pipeline of processes against one process
     Bench(bench::Bench),
 }
@@ -69,6 +72,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Models(models) => models.run(),
         Command::Plan(plan) => plan.run(),
         Command::Token(token) => token.run(),
+        Command::Sim(sim) => sim.run(),
         Command::Bench(bench) => bench.run(),
     }
 }
