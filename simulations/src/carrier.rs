@@ -649,6 +649,7 @@ fn name_of(message: &Message) -> &'static str {
         Message::Load(_) => "load",
         Message::Shard(_) => "shard",
         Message::Lane(_) => "lane",
+        Message::Links(_) => "links",
         Message::Open(_) => "open",
         Message::Opened(_) => "opened",
         Message::Start(_) => "start",

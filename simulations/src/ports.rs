@@ -112,7 +112,13 @@ impl Pace for Ports {
 }
 
 impl Channels for Ports {
-    fn accept(&self, lane: LaneId, shape: LaneShape, waker: Arc<dyn Wake>) -> Result<(LaneOffer, Box<dyn LaneReceiver>), LaneError> {
+    fn accept(
+        &self,
+        lane: LaneId,
+        _: NodeId,
+        shape: LaneShape,
+        waker: Arc<dyn Wake>,
+    ) -> Result<(LaneOffer, Box<dyn LaneReceiver>), LaneError> {
         let accepted = self.ground.with(|inner| {
             let alive = inner.net.lives[self.life].alive;
             alive.then(|| inner.net.accept_lane(self.life, lane, shape, waker))
@@ -121,7 +127,7 @@ impl Channels for Ports {
         Ok((offer, Box::new(Receiver { ground: self.ground.clone(), id, held: BTreeMap::new(), next: 0 })))
     }
 
-    fn connect(&self, offer: &LaneOffer, waker: Arc<dyn Wake>) -> Result<Box<dyn LaneSender>, LaneError> {
+    fn connect(&self, _: NodeId, offer: &LaneOffer, waker: Arc<dyn Wake>) -> Result<Box<dyn LaneSender>, LaneError> {
         let id = self.ground.with(|inner| {
             if !inner.net.lives[self.life].alive {
                 return Err(LaneError::System("the process is gone".to_owned()));

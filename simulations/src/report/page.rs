@@ -226,4 +226,3 @@ fn ends(requests: &[RequestLane]) -> Vec<(f64, String)> {
     }
     alike.into_iter().map(|((at, end), names)| (f64::from_bits(at), format!("{} {end}", names.join(", ")))).collect()
 }
-

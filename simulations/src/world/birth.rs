@@ -170,6 +170,8 @@ impl World {
             addresses: vec![address_of(place)],
             models: models.list(),
             shards: Vec::new(),
+            interfaces: Vec::new(),
+            paths: Vec::new(),
         };
         let known = self.known(place);
         let mut carrier = Box::new(Carrier::new(life, place, me.clone(), protocol, &known, seed.stream("carrier").dice()));

@@ -218,7 +218,14 @@ impl Explore {
         });
         bar.finish_and_clear();
         let seconds = start.elapsed().as_secs_f64();
-        Sum { file: file.to_owned(), title: scenario.title.clone(), green: explored.green, failed: explored.failed, seconds, virtual_seconds }
+        Sum {
+            file: file.to_owned(),
+            title: scenario.title.clone(),
+            green: explored.green,
+            failed: explored.failed,
+            seconds,
+            virtual_seconds,
+        }
     }
 }
 
@@ -240,7 +247,8 @@ fn print(sum: &Sum) -> std::io::Result<()> {
 }
 
 fn as_json(sum: &Sum) -> serde_json::Value {
-    let failed = |outcome: &Outcome| json!({ "seed": outcome.seed, "violations": outcome.violations, "repeat": command(&sum.file, outcome.seed) });
+    let failed =
+        |outcome: &Outcome| json!({ "seed": outcome.seed, "violations": outcome.violations, "repeat": command(&sum.file, outcome.seed) });
     json!({
         "file": sum.file, "title": sum.title, "green": sum.green, "failed": sum.failed.iter().map(failed).collect::<Vec<_>>(),
         "seconds": sum.seconds, "virtual_seconds": sum.virtual_seconds,
@@ -291,7 +299,10 @@ mod tests {
 
     #[test]
     fn the_command_that_repeats_a_run_can_be_pasted() {
-        assert_eq!(command(Path::new("configs/simulations/split-brain.toml"), 42), "mesh sim run configs/simulations/split-brain.toml --seed 0x2a");
+        assert_eq!(
+            command(Path::new("configs/simulations/split-brain.toml"), 42),
+            "mesh sim run configs/simulations/split-brain.toml --seed 0x2a"
+        );
         assert_eq!(command(Path::new("it's mine.toml"), 1), "mesh sim run 'it'\\''s mine.toml' --seed 0x1");
     }
 }
