@@ -134,9 +134,11 @@ fn weights(evidence: &Evidence<'_>, broken: &mut Vec<Violation>) {
     }
 }
 
-/// P6: whoever writes "ready" has a last stage that chose a token since its layers were loaded.
+/// P6: whoever writes "ready" for a plan first has a last stage that chose a token since its layers were loaded. (A successor
+/// re-issues a plan that was ready, and then plans anew if it has to: R10.)
 fn readiness(evidence: &Evidence<'_>, broken: &mut Vec<Violation>) {
     let mut spoke = vec![false; evidence.names.len()];
+    let mut proven = std::collections::BTreeSet::new();
     for moment in evidence.moments {
         match &moment.what {
             Happening::Started { node, .. } | Happening::Ended { node, .. } => spoke[*node] = false,
@@ -145,6 +147,9 @@ fn readiness(evidence: &Evidence<'_>, broken: &mut Vec<Violation>) {
             Happening::Saved { node, status, plan, author: true, .. } if status == "ready" => {
                 let last = plan.rsplit(", ").next().and_then(|stage| stage.split(' ').next());
                 let last = last.and_then(|name| evidence.names.iter().position(|other| other == name));
+                if !proven.insert(plan) {
+                    continue;
+                }
                 if last.is_some_and(|last| !spoke[last]) {
                     let text = format!("{} says ready, and no token has come out of [{plan}]", evidence.names[*node]);
                     broken.push(Violation { kind: Kind::Safety, check: "P6", at_ms: moment.at_ns / MS, text });

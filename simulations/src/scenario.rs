@@ -116,6 +116,9 @@ pub struct WorldLine {
     pub token_ms: u64,
     /// A stage waits so long for the next one to take rows, in milliseconds. Below `token_ms`.
     pub credit_ms: u64,
+    /// A stage drops a stream that it hears nothing of for so long, in milliseconds (R5). Ten minutes live; shorter here, so
+    /// that a world sees it happen.
+    pub lease_ms: u64,
     /// How often the observer looks at each node, in milliseconds.
     pub look_ms: u64,
 }
@@ -131,6 +134,7 @@ impl Default for WorldLine {
             gap_ms_max: None,
             token_ms: 30_000,
             credit_ms: 25_000,
+            lease_ms: 60_000,
             look_ms: 500,
         }
     }

@@ -12,7 +12,7 @@ use crate::outcome::Kind;
 
 /// How often it is looked whether all agree.
 const LOOK_MS: u64 = 250;
-/// A stream's stages hear of its end within this, once everybody hears everybody.
+/// A stream's stages hear of its end, or drop it when its lease is over, and this is what the rest may take.
 const QUIET_MS: u64 = 15_000;
 
 /// What a node says about deployments: version and whether it answers.
@@ -184,7 +184,7 @@ impl Outside {
 
     /// No shard has a stream any more.
     async fn await_quiet(&self, deadline: u64) {
-        let deadline = deadline.max(self.now() + QUIET_MS * MS);
+        let deadline = deadline.max(self.now() + (self.scenario.world.lease_ms + QUIET_MS) * MS);
         loop {
             let mut left = None;
             for (place, running) in self.all_running() {

@@ -72,6 +72,9 @@ impl Scenario {
                 "credit_ms has to be positive and below token_ms: a stage that is stuck is named before its owner gives up".to_owned()
             );
         }
+        if self.world.lease_ms <= self.world.token_ms {
+            return Err("lease_ms has to be above token_ms: a stream that may still go on is not dropped".to_owned());
+        }
         if self.world.look_ms == 0 {
             return Err("look_ms has to be positive".to_owned());
         }

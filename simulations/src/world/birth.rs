@@ -35,7 +35,7 @@ use crate::scenario::{Discovery, EngineKind, ModelLine, Scenario};
 const EVENTS_MAX: usize = 4_096;
 /// Ids of the toy.
 const VOCABULARY: u32 = 1_000;
-/// Positions of a stage's step at most; a world's figures need no more.
+/// A stage answers an `Open` within this, as live.
 const STREAM_OPEN_MS: u64 = 3_000;
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be positive and small")]
@@ -193,7 +193,7 @@ impl World {
             workers: Arc::new(Inline::new(ports)),
             threads: 4,
             router,
-            stage_limits: stage::Limits { credit_ms: world.credit_ms, ..stage::Limits::default() },
+            stage_limits: stage::Limits { credit_ms: world.credit_ms, lease_ms: world.lease_ms, ..stage::Limits::default() },
             stream_limits: stream::Limits { token_ms: world.token_ms, open_ms: STREAM_OPEN_MS, ..stream::Limits::default() },
         };
         let tasks = Box::pin(LocalSet::new());
