@@ -208,20 +208,16 @@ impl Outside {
     }
 
     /// A node is told to leave, as a user would.
-    pub fn leave(self: &Rc<Self>, place: usize) {
-        let Some(running) = self.book.borrow_mut().running[place].as_mut().map(|running| {
+    pub async fn leave(self: Rc<Self>, place: usize) {
+        let told = self.book.borrow_mut().running[place].as_mut().map(|running| {
             running.leaving = true;
             running.clone()
-        }) else {
-            return;
-        };
-        let outside = self.clone();
-        tokio::task::spawn_local(async move {
-            running.handle.leave().await;
-            outside.ground.carrier(running.life, |carrier, net| carrier.say_goodbye(net));
-            let end = WorldEvent::End { life: running.life, why: "left", again_ns: None };
-            outside.ground.with(|inner| inner.net.after(50 * MS, Event::World(end)));
         });
+        let Some(running) = told else { return };
+        running.handle.leave().await;
+        self.ground.carrier(running.life, |carrier, net| carrier.say_goodbye(net));
+        let end = WorldEvent::End { life: running.life, why: "left", again_ns: None };
+        self.ground.with(|inner| inner.net.after(50 * MS, Event::World(end)));
     }
 
     /// The driver mended everything.

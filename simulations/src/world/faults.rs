@@ -61,7 +61,7 @@ impl World {
             let place = self.index(name);
             if begins {
                 self.places[place].wanted = fault.for_good != Some(true);
-                self.outside.leave(place);
+                self.outside_tasks.spawn_local(self.outside.clone().leave(place));
             } else {
                 // Whoever has not left by now is ended.
                 self.end(place, false, "it was told to leave, and had its time");
