@@ -7,6 +7,7 @@
 mod commands;
 mod contents;
 mod links;
+mod notices;
 mod shards;
 mod status;
 mod streams;
@@ -33,10 +34,6 @@ use crate::workers::Workers;
 
 /// Messages from shards and streams that wait at most.
 const MAILBOX_MAX: usize = 1_024;
-/// Things an operator should know that are kept at most.
-const NOTICES_MAX: usize = 32;
-/// A notice that did not come again is shown so long (guess: who looks after something went wrong looks sooner).
-const NOTICE_MS: u64 = 10 * 60_000;
 /// Nodes known from others that are dialled in one step at most.
 const REDIAL_MAX: usize = 64;
 /// Addresses of one node that are tried at most.
@@ -84,8 +81,7 @@ pub struct NodeActor {
     shards: shards::Shards,
     streams: streams::Streams,
     links: links::LinkDesk,
-    /// What an operator should know and when it last happened, newest last.
-    notices: VecDeque<(Time, String)>,
+    notices: notices::Notices,
     /// Since when nodes are away, for the status.
     away: BTreeMap<NodeId, Time>,
     /// Nodes that were dialled because others told of them, and in which of their lives.
@@ -110,7 +106,7 @@ impl NodeActor {
             shards: shards::Shards::default(),
             streams: streams::Streams::default(),
             links: links::LinkDesk::new(parts.clock.now(), parts.me.node, parts.entropy.draw(), parts.me.addresses.clone()),
-            notices: VecDeque::new(),
+            notices: notices::Notices::default(),
             away: BTreeMap::new(),
             dialled: BTreeMap::new(),
             scanned: None,
@@ -192,20 +188,9 @@ impl NodeActor {
     }
 
     fn notice(&mut self, notice: String) {
-        let now = self.parts.clock.now();
-        let known = self.notices.iter().position(|(_, known)| *known == notice);
-        match known {
-            Some(index) => drop(self.notices.remove(index)), // it moves to the end, and is no news
-            None => tracing::info!("{notice}"),
+        if self.notices.take(self.parts.clock.now(), notice.clone()) {
+            tracing::info!("{notice}");
         }
-        self.notices.push_back((now, notice));
-        self.notices.drain(..self.notices.len().saturating_sub(NOTICES_MAX));
-    }
-
-    /// What happened lately: a notice whose cause has not shown again for a while has outlived it.
-    fn fresh_notices(&self) -> Vec<String> {
-        let now = self.parts.clock.now();
-        self.notices.iter().filter(|(at, _)| now.ms_since(*at) < NOTICE_MS).map(|(_, notice)| notice.clone()).collect()
     }
 
     /// Sets the one timer to when a core next wants to be woken.

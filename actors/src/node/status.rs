@@ -35,7 +35,7 @@ impl NodeActor {
                 })
                 .collect(),
             links: self.seen_links(),
-            notices: self.fresh_notices(),
+            notices: self.notices.fresh(now),
         }
     }
 

@@ -106,6 +106,39 @@ fn deployed_over_three_nodes_every_node_answers() {
 }
 
 #[test]
+fn a_node_whose_files_hold_something_else_takes_no_part() {
+    System::new().block_on(async {
+        let mut nodes = Nodes::default();
+        let copy = |copy: u8| Arc::new(ToyModels::new(vec![sheet()]).with_copy(copy));
+        let handles: Vec<NodeHandle> = (0..3).map(|index| nodes.start(index, copy([7, 8, 7][usize::from(index)]))).collect();
+        let all_up = |status: &NodeStatus| status.nodes.iter().filter(|seen| seen.health == Health::Up).count() == 3;
+        nodes.until(0, "three are up", all_up).await;
+        let id = handles[0].deploy(sheet(), wish(Some(2))).await.expect("it runs").expect("a plain wish");
+        let moved = |status: &NodeStatus| {
+            let other = status.nodes.iter().find(|seen| {
+                seen.record.models.iter().any(|held| held.contents.as_ref().is_some_and(|contents| contents.digest.0 == [8; 32]))
+            });
+            let plan = only(status).and_then(|record| record.plan.as_ref());
+            let named = status.deployments.first().map(|seen| seen.other_copies.as_slice());
+            match (other, plan, named) {
+                (Some(other), Some(plan), Some([(node, why)])) => {
+                    ready(status)
+                        && *node == other.record.node
+                        && why.contains("toy")
+                        && plan.stage_of(*node).is_none()
+                        && plan.stages().len() == 2
+                }
+                _ => false,
+            }
+        };
+        for index in 0..3 {
+            nodes.until(index, "the other copy is named and left out", moved).await;
+        }
+        answers(&handles[1], id).await;
+    });
+}
+
+#[test]
 fn a_node_that_dies_breaks_its_streams_and_the_others_go_on() {
     System::new().block_on(async {
         let (mut nodes, handles, id) = three(slow_models).await;

@@ -34,5 +34,7 @@ mod thread;
 pub use answer::{Answer, AnswerEvent, EndReason, GenerateOptions, Prompt, TokenPiece, Usage};
 pub use mesh::{DeployError, GenerateError, JoinError, Mesh};
 pub use mesh_actors::handle::{Health, NodeStatus, SeenDeployment, SeenNode};
+pub use mesh_core::model::Layers;
+pub use mesh_core::plan::Stage;
 pub use mesh_core::records::{DeploymentStatus, Wish};
 pub use settings::{Api, Settings};

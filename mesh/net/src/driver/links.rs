@@ -234,7 +234,7 @@ impl Driver {
     }
 
     pub(super) fn notify(&self, address: String, why: String) {
-        tracing::warn!(address, why, "refused");
+        tracing::debug!(address, why, "refused"); // the event says it once, to whoever shows notices
         self.shared.tell(CarrierEvent::Refused { address, why });
     }
 

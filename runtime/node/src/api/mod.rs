@@ -80,6 +80,7 @@ pub fn serve(mesh: Mesh, api: &Api, listener: TcpListener) -> std::io::Result<Se
             let server = HttpServer::new(move || App::new().app_data(state.clone()).wrap(from_fn(guard::guard)).configure(routes))
                 .workers(1)
                 .max_connections(4096)
+                // What is no HTTP, or comes too slowly to be any, gets actix's bare 400 or 408: no handler of ours sees it.
                 .client_request_timeout(Duration::from_secs(10))
                 .client_disconnect_timeout(Duration::from_secs(1))
                 .keep_alive(Duration::from_secs(75))

@@ -194,7 +194,11 @@ impl Watcher {
             self.say(&format!("node {} ({}, start number {}) {what}", seen.record.name, seen.record.node.short(), seen.record.incarnation));
         }
         for notice in status.notices.iter().filter(|notice| !self.notices.contains(notice)) {
-            self.say(notice);
+            if self.show {
+                out::perhaps(notice);
+            } else {
+                tracing::warn!("{notice}");
+            }
         }
         self.notices.clone_from(&status.notices);
     }
