@@ -540,7 +540,7 @@ proptest::proptest! {
             let link = LinkId(u64::saturating_sub(next_link, link));
             let heard = |word| Input::Heard { from: other, word };
             let input = match kind {
-                0 | 1 | 2 => { next_link += 1; Input::Knock { link: LinkId(next_link), node: who, boot: BootId(boot) } }
+                0..=2 => { next_link += 1; Input::Knock { link: LinkId(next_link), node: who, boot: BootId(boot) } }
                 3 | 4 => Input::Accepted(link),
                 5 => match sent.pop() { Some((link, nonce)) => Input::Echo { link, nonce }, None => Input::Elapsed },
                 6 => Input::Ended { link, on_purpose: boot == 0, why: String::new() },

@@ -58,7 +58,7 @@ impl Membership {
     }
 
     pub(super) fn on_word(&mut self, now: Time, from: NodeId, word: Word, effects: &mut Vec<Effect>) {
-        if !self.peers.get(&from).is_some_and(|peer| peer.used().is_some()) {
+        if !self.has_link(from) {
             return;
         }
         let me = self.me;
@@ -86,9 +86,13 @@ impl Membership {
     }
 
     fn tell_if_up(&self, to: NodeId, word: Word, effects: &mut Vec<Effect>) {
-        if self.peers.get(&to).is_some_and(|peer| peer.used().is_some()) {
+        if self.has_link(to) {
             effects.push(Effect::Tell { to, word });
         }
+    }
+
+    fn has_link(&self, node: NodeId) -> bool {
+        self.peers.get(&node).is_some_and(|peer| peer.used().is_some())
     }
 
     /// Our own nonce came back through another node. An echo of another life says nothing about this one.
