@@ -16,7 +16,7 @@ mod local;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -31,8 +31,10 @@ use crate::wire::{Message, ShardReport};
 
 /// After our start, nodes that a plan names have so long to greet us before they count as gone.
 pub const SETTLE_MS: u64 = 5_000;
-/// Digests go to one node after the other, this far apart.
+/// Records are compared with one node after the other, this far apart.
 pub const EXCHANGE_MS: u64 = 2_000;
+/// The same with nodes that greeted us: time for the records of one to come, so that the next ones bring nothing twice.
+const NEWCOMER_MS: u64 = 50;
 /// The core is woken at least this often, which is how it notices that its clock jumped (R8).
 pub const TICK_MS: u64 = 1_000;
 /// A step that comes so late was not late by itself: the process was frozen or the machine slept.
@@ -220,6 +222,9 @@ pub struct Deployments {
     hush_until: Time,
     exchange_at: Time,
     exchange_turn: usize,
+    /// Nodes that greeted us and were not compared with yet.
+    newcomers: VecDeque<NodeId>,
+    compared: Option<Time>,
 }
 
 impl Deployments {
@@ -240,6 +245,8 @@ impl Deployments {
             hush_until: now,
             exchange_at: now,
             exchange_turn: 0,
+            newcomers: VecDeque::new(),
+            compared: None,
         };
         // R15: a later life than any that is remembered.
         if let Some(former) = core.directory.node(core.me.node).filter(|former| former.boot != core.me.boot) {
@@ -516,7 +523,7 @@ impl Deployments {
         }
         self.on_record(now, Record::Node(record), effects);
         self.nodes_changed(now);
-        self.tell_everything(node, effects);
+        self.compare_soon(now, node);
     }
 
     fn on_suspect(&mut self, node: NodeId, why: String) {

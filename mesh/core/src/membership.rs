@@ -32,7 +32,7 @@ mod vocabulary;
 mod waking;
 mod words;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{BootId, NodeId, Time};
 
@@ -53,6 +53,8 @@ pub struct Membership {
     peers: BTreeMap<NodeId, Peer>,
     /// Whose each link is.
     owners: BTreeMap<LinkId, NodeId>,
+    /// When something is next due for whom; each peer's entry is renewed after whatever concerns it.
+    due: BTreeSet<(Time, NodeId)>,
     rounds: Rounds,
     /// Suspicions of us below this are void.
     refuted: u32,
@@ -75,6 +77,7 @@ impl Membership {
             drawn: 0,
             peers: BTreeMap::new(),
             owners: BTreeMap::new(),
+            due: BTreeSet::new(),
             rounds: Rounds::default(),
             refuted: 0,
             refuted_at: None,
@@ -87,6 +90,7 @@ impl Membership {
     pub fn step(&mut self, now: Time, input: Input, effects: &mut Vec<Effect>) {
         self.forgive_sleep(now, effects);
         self.settle_due(now, effects);
+        let concerned = self.concerned(&input);
         match input {
             Input::Knock { link, node, boot } => self.on_knock(now, link, node, boot, effects),
             Input::Accepted(link) => self.on_accepted(now, link, effects),
@@ -97,6 +101,7 @@ impl Membership {
             Input::Drop(node) => self.on_drop(node, effects),
             Input::Elapsed => {}
         }
+        concerned.into_iter().flatten().for_each(|node| self.renew(node));
         self.perhaps_awake(now, effects);
         self.expected = self.wake_at();
     }
@@ -104,9 +109,9 @@ impl Membership {
     /// When `step` next wants [`Input::Elapsed`]. Being woken early, or twice, changes nothing.
     #[must_use]
     pub fn wake_at(&self) -> Option<Time> {
-        let peers = self.peers.values().filter_map(|peer| self.deadline(peer));
+        let peers = self.due.first().map(|(at, _)| *at);
         let turn = self.peers.values().any(Peer::may_be_probed).then_some(self.rounds.next);
-        peers.chain(turn).chain(self.waking.as_ref().map(|waking| waking.until)).min()
+        peers.into_iter().chain(turn).chain(self.waking.as_ref().map(|waking| waking.until)).min()
     }
 
     /// Whether a life of this node is up, suspected ones included.
@@ -121,6 +126,29 @@ impl Membership {
         Some(self.peers.get(&node)?.life.as_ref()?.suspected.as_ref()?.why)
     }
 
+    /// Whose state an input may change: of the node that it came from, and of the one that it is about.
+    fn concerned(&self, input: &Input) -> [Option<NodeId>; 2] {
+        let owner = |link: &LinkId| self.owners.get(link).copied();
+        match input {
+            Input::Knock { node, .. } | Input::Redialled { node, .. } | Input::Drop(node) => [Some(*node), None],
+            Input::Accepted(link) | Input::Echo { link, .. } | Input::Ended { link, .. } => [owner(link), None],
+            Input::Heard { from, word } => [Some(*from), word.subject()],
+            Input::Elapsed => [None, None],
+        }
+    }
+
+    /// Looks up anew when something is due for a peer.
+    fn renew(&mut self, node: NodeId) {
+        let next = self.peers.get(&node).and_then(|peer| self.deadline(peer));
+        let known = self.peers.get_mut(&node).map(|peer| std::mem::replace(&mut peer.due, next));
+        match known {
+            Some(known) if known == next => return,
+            Some(Some(known)) => drop(self.due.remove(&(known, node))),
+            _ => {}
+        }
+        self.due.extend(next.map(|next| (next, node)));
+    }
+
     /// The next moment at which something is due for a peer.
     fn deadline(&self, peer: &Peer) -> Option<Time> {
         let in_use = peer.in_use();
@@ -130,14 +158,14 @@ impl Membership {
     }
 
     fn settle_due(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let is_due = |peer: &Peer| self.deadline(peer).is_some_and(|time| time <= now);
-        let due: Vec<NodeId> = self.peers.iter().filter(|(_, peer)| is_due(peer)).map(|(node, _)| *node).collect();
+        let due: BTreeSet<NodeId> = self.due.iter().take_while(|(at, _)| *at <= now).map(|(_, node)| *node).collect();
         for node in due {
             self.settle_knocks(now, node, effects);
             self.settle_silence(now, node, effects);
             self.settle_lost(now, node, effects);
             self.settle_suspicion(now, node, effects);
             self.forget_if_empty(node);
+            self.renew(node);
         }
         if self.rounds.next <= now {
             self.take_turn(now, effects);
@@ -146,12 +174,13 @@ impl Membership {
 
     /// Probes the peer whose turn it is. Suspected ones are probed by themselves.
     fn take_turn(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let peers: Vec<NodeId> = self.peers.iter().filter(|(_, peer)| peer.may_be_probed()).map(|(node, _)| *node).collect();
-        self.rounds.plan(now, self.timings.probe_ms, peers.len());
-        let (seed, drawn) = (self.seed, &mut self.drawn);
-        let turn = self.rounds.turn(&peers, || draw(seed, drawn));
-        if let Some(link) = turn.and_then(|node| self.peers.get(&node)?.in_use()) {
+        let probed = self.peers.values().filter(|peer| peer.may_be_probed()).count();
+        self.rounds.plan(now, self.timings.probe_ms, probed);
+        let (peers, seed, drawn) = (&self.peers, self.seed, &mut self.drawn);
+        let Some(node) = self.rounds.turn(peers, || draw(seed, drawn)) else { return };
+        if let Some(link) = self.peers.get(&node).and_then(Peer::in_use) {
             self.probe(now, link, effects);
+            self.renew(node);
         }
     }
 
@@ -192,8 +221,10 @@ impl Membership {
     }
 
     fn forget_if_empty(&mut self, node: NodeId) {
-        if self.peers.get(&node).is_some_and(|peer| peer.life.is_none() && peer.links.is_empty()) {
-            self.peers.remove(&node);
+        if self.peers.get(&node).is_some_and(|peer| peer.life.is_none() && peer.links.is_empty())
+            && let Some(Peer { due: Some(due), .. }) = self.peers.remove(&node)
+        {
+            self.due.remove(&(due, node));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How records get around besides gossip: everything to a joiner, and summaries to one node after the other.
+//! How records get around besides gossip: summaries to whoever greets us, and to one node after the other.
 //!
 //! A summary is one hash of all records. Equal summaries end the exchange; else the other side answers with its digest, and
 //! both send each other what differs. So a quiet mesh pays a few bytes, and only for what changed a digest.
@@ -6,9 +6,9 @@
 use crate::directory::in_pieces;
 use crate::ids::{NodeId, Time};
 use crate::records::{Record, RecordKey};
-use crate::wire::{self, Message};
+use crate::wire::Message;
 
-use super::{Deployments, EXCHANGE_MS, Effect, Health};
+use super::{Deployments, EXCHANGE_MS, Effect, Health, NEWCOMER_MS};
 
 /// Keys of a `Want` that are answered at most: as many as a directory has.
 const WANTED_MAX: usize = crate::directory::NODES_MAX + crate::directory::DEPLOYMENTS_MAX;
@@ -39,9 +39,13 @@ impl Deployments {
         send_records(from, gives, effects);
     }
 
-    /// A node that greeted us gets all we know; it does the same.
-    pub(super) fn tell_everything(&self, to: NodeId, effects: &mut Vec<Effect>) {
-        send_records(to, self.directory.all(), effects);
+    /// A node greeted us: we compare at once, or in its turn. A joiner of a large mesh is greeted by all within
+    /// milliseconds; it takes everything from the first, and finds that the others have nothing else.
+    pub(super) fn compare_soon(&mut self, now: Time, newcomer: NodeId) {
+        self.newcomers.retain(|node| *node != newcomer);
+        self.newcomers.push_back(newcomer);
+        let soonest = self.compared.map_or(now, |at| at.plus_ms(NEWCOMER_MS)).max(now);
+        self.exchange_at = self.exchange_at.min(soonest);
     }
 
     /// Summaries go round: to each live node in turn, so that what gossip lost is found within (nodes × 2 s), and sooner
@@ -50,12 +54,16 @@ impl Deployments {
         if now < self.exchange_at {
             return;
         }
-        self.exchange_at = now.plus_ms(EXCHANGE_MS);
         let live: Vec<NodeId> = self.live_peers();
-        if !live.is_empty() {
-            let behind_me = live.iter().filter(|node| **node < self.me.node).count();
-            let to = live[(behind_me + self.exchange_turn) % live.len()];
-            self.exchange_turn = (self.exchange_turn + 1) % live.len();
+        let behind_me = live.iter().filter(|node| **node < self.me.node).count();
+        self.newcomers.retain(|node| live.contains(node));
+        let to = self.newcomers.pop_front().or_else(|| {
+            self.exchange_turn = (self.exchange_turn + 1) % live.len().max(1);
+            live.get((behind_me + self.exchange_turn) % live.len().max(1)).copied()
+        });
+        self.exchange_at = now.plus_ms(if self.newcomers.is_empty() { EXCHANGE_MS } else { NEWCOMER_MS });
+        if let Some(to) = to {
+            self.compared = Some(now);
             effects.push(Effect::Send { to, message: Message::Summary(self.summary()) });
         }
     }
@@ -66,10 +74,10 @@ impl Deployments {
         effects.extend(self.live_peers().into_iter().map(|to| Effect::Send { to, message: Message::Summary(summary) }));
     }
 
-    /// One hash of all records.
+    /// One hash of all records: of their hashes, in the order of their keys, which they cover.
     fn summary(&self) -> u64 {
-        // A digest is far below the limit of a message: see the bounds of a directory.
-        wire::encode(&self.directory.digest()).map_or(0, |bytes| xxhash_rust::xxh3::xxh3_64(&bytes))
+        let hashes: Vec<u8> = self.directory.digest().iter().flat_map(|(_, hash)| hash.to_le_bytes()).collect();
+        xxhash_rust::xxh3::xxh3_64(&hashes)
     }
 
     /// Peers that echo, in order of id.

@@ -46,6 +46,11 @@ impl Delays {
     pub fn suspect_ms(&self, timings: &Timings) -> u64 {
         timings.suspect_ms.saturating_mul(self.dead_ms(timings)) / timings.dead_ms.max(1)
     }
+
+    /// From a probe without echo until more is done than asking a few others: half-way from suspicion to verdict.
+    pub fn half_ms(&self, timings: &Timings) -> u64 {
+        self.suspect_ms(timings).midpoint(self.dead_ms(timings))
+    }
 }
 
 #[cfg(test)]

@@ -128,6 +128,8 @@ impl Life {
 pub(super) struct Peer {
     pub life: Option<Life>,
     pub links: BTreeMap<LinkId, Link>,
+    /// Its entry among what is due.
+    pub due: Option<Time>,
 }
 
 impl Peer {

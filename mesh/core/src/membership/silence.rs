@@ -97,8 +97,7 @@ impl Membership {
     /// of it. If nobody can be asked, it is dialled at once.
     fn suspect(&mut self, now: Time, node: NodeId, since: Time, effects: &mut Vec<Effect>) {
         let Some(life) = self.peers.get_mut(&node).and_then(|peer| peer.life.as_mut()) else { return };
-        let (suspect_ms, dead_ms) = (life.delays.suspect_ms(&self.timings), life.delays.dead_ms(&self.timings));
-        let half = since.plus_ms((suspect_ms + dead_ms) / 2).max(now);
+        let half = since.plus_ms(life.delays.half_ms(&self.timings)).max(now);
         let why = Suspicion::Silent;
         let (asked, brought) = (VecDeque::new(), None);
         life.suspected = Some(Suspected { why, ask_at: now, tell_at: Some(half), redial_at: Some(half), asked, brought });

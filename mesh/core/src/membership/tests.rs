@@ -581,7 +581,8 @@ proptest::proptest! {
             for (id, owner) in &core.owners {
                 assert!(core.peers[owner].links.contains_key(id));
             }
-            for peer in core.peers.values() {
+            for (node, peer) in &core.peers {
+                assert_eq!(core.deadline(peer), peer.due, "what is due for {node:?} was not renewed");
                 assert!(peer.in_use().is_none_or(|id| peer.links.contains_key(&id)));
             }
         }

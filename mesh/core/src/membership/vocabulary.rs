@@ -200,6 +200,17 @@ pub enum Word {
     },
 }
 
+impl Word {
+    /// The third node whose state the hearer may change.
+    pub(super) fn subject(&self) -> Option<NodeId> {
+        match self {
+            Self::Brought { suspect, .. } => Some(*suspect),
+            Self::Suspect { node, .. } => Some(*node),
+            Self::Ask { .. } | Self::Ping { .. } | Self::Echo { .. } | Self::Refute { .. } => None,
+        }
+    }
+}
+
 /// Why a node is suspected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspicion {

@@ -32,6 +32,8 @@ impl Membership {
         let jump = now.0 - expected.0;
         self.peers.values_mut().for_each(|peer| shift(peer, jump));
         self.wake(now, effects);
+        let all: Vec<NodeId> = self.peers.keys().copied().collect();
+        all.into_iter().for_each(|node| self.renew(node));
     }
 
     fn wake(&mut self, now: Time, effects: &mut Vec<Effect>) {

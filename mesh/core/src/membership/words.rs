@@ -4,7 +4,7 @@
 //! to whom it heard, and that one *brings* the echo. Members hold nothing in between. They know the nonce, so a lying one
 //! can keep a suspicion open; it cannot make a node trusted, which takes an echo on a link of our own.
 //!
-//! A suspicion that nobody's echo settled is told to all in a large mesh, where each is probed by each only every few
+//! A suspicion that no echo settled half-way, by whatever way, is told to all in a large mesh, where each is probed by each only every few
 //! seconds. It is no evidence: who hears it probes at once and judges for itself. A wave of suspicion is named by the
 //! suspect's refutation counter, so that it passes each node once; the suspect raises the counter and ends the wave.
 
@@ -98,10 +98,12 @@ impl Membership {
     /// Our own nonce came back through another node. An echo of another life says nothing about this one.
     fn on_brought(&mut self, now: Time, through: NodeId, suspect: NodeId, nonce: u64, boot: BootId) {
         let Some(life) = self.peers.get_mut(&suspect).and_then(|peer| peer.life.as_mut()) else { return };
+        let half_ms = life.delays.half_ms(&self.timings);
         let Some(suspected) = life.suspected.as_mut().filter(|_| life.boot == boot) else { return };
         if let Some(place) = suspected.asked.iter().position(|asked| *asked == nonce) {
             suspected.asked.remove(place);
             suspected.brought = Some((through, now));
+            suspected.tell_at = suspected.tell_at.map(|_| now.plus_ms(half_ms));
             self.no_longer_awaited(suspect);
         }
     }

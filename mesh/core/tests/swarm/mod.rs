@@ -34,6 +34,7 @@ enum Mail {
     End,
 }
 
+#[derive(Clone)]
 enum Event {
     Wake(usize),
     Thaw(usize),
@@ -44,6 +45,7 @@ enum Event {
     Answered { node: usize, life: u32, of: usize, refused: bool },
 }
 
+#[derive(Clone)]
 struct Node {
     core: Membership,
     records: Deployments,
@@ -61,7 +63,7 @@ struct Node {
 }
 
 /// A verdict of one node on another.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Verdict {
     pub at: Time,
     pub by: usize,
@@ -69,6 +71,7 @@ pub struct Verdict {
     pub why: String,
 }
 
+#[derive(Clone)]
 pub struct World {
     pub now: Time,
     random: Random,
@@ -78,13 +81,15 @@ pub struct World {
     links_drawn: u64,
     /// When the last byte of each direction of a link arrives: (link, receiver).
     arrived: BTreeMap<(LinkId, usize), Time>,
-    loss_percent: u64,
+    pub loss_percent: u64,
     /// Pairs between which everything is dropped.
     cut: BTreeSet<(usize, usize)>,
     pub downs: Vec<Verdict>,
     pub suspicions: BTreeMap<(usize, usize), Suspicion>,
     pub suspected: u64,
     pub events: u64,
+    /// How many messages of each kind were sent, and their bytes.
+    pub kinds: BTreeMap<&'static str, (u64, u64)>,
 }
 
 pub fn id(node: usize) -> NodeId {
@@ -133,6 +138,7 @@ impl World {
             suspicions: BTreeMap::new(),
             suspected: 0,
             events: 0,
+            kinds: BTreeMap::new(),
         };
         (0..count).for_each(|node| world.add(node));
         for node in 0..count {
@@ -210,6 +216,11 @@ impl World {
 
     pub fn is_hushed(&self, node: usize) -> bool {
         self.nodes[node].hushed
+    }
+
+    /// What is drawn from here on is drawn anew.
+    pub fn reseed(&mut self, seed: u64) {
+        self.random = Random::new(seed);
     }
 
     pub fn phase(&mut self) -> u64 {
@@ -391,12 +402,16 @@ impl World {
     fn send(&mut self, link: LinkId, from: usize, mail: Mail) {
         let Some(&to) = self.nodes[from].links.get(&link) else { return };
         let length = |message: &Message| wire::encode(message).map_or(0, |bytes| bytes.len() as u64);
-        self.nodes[from].sent_bytes += match &mail {
-            Mail::Ping(_) | Mail::Pong(_) => BEAT_BYTES,
-            Mail::Word(word) => HEADER_BYTES + length(&Message::Word(*word)),
-            Mail::Control(message) => MAIL_BYTES + length(message),
-            Mail::Hello(_) | Mail::End => 0,
+        let (kind, bytes) = match &mail {
+            Mail::Ping(_) | Mail::Pong(_) => ("probes", BEAT_BYTES),
+            Mail::Word(word @ (Word::Suspect { .. } | Word::Refute { .. })) => ("rumours", HEADER_BYTES + length(&Message::Word(*word))),
+            Mail::Word(word) => ("words", HEADER_BYTES + length(&Message::Word(*word))),
+            Mail::Control(message) => ("records", MAIL_BYTES + length(message)),
+            Mail::Hello(_) | Mail::End => ("links", 0),
         };
+        self.nodes[from].sent_bytes += bytes;
+        let count = self.kinds.entry(kind).or_default();
+        *count = (count.0 + 1, count.1 + bytes);
         if matches!(mail, Mail::Control(_)) {
             self.nodes[to].sent_bytes += BEAT_BYTES; // the echo of the mark
         }

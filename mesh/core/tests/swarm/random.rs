@@ -1,5 +1,6 @@
 //! Numbers from a seed (SplitMix64, Steele, Lea and Flood 2014).
 
+#[derive(Clone)]
 pub struct Random(u64);
 
 impl Random {
