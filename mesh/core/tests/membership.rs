@@ -1,6 +1,8 @@
 //! Membership's budgets (DESIGN 15) in simulated swarms of the shipped cores: how fast the dead are known, that nobody else
 //! is held dead, and what it costs. `MESH_HOUR=1 cargo test -p mesh-core --test membership -- --nocapture` runs the whole
-//! hour of loss, in about ten minutes.
+//! hour of loss, in about ten minutes where the core is compiled with optimization.
+
+#![expect(clippy::print_stdout, reason = "what a budget came to is worth reading")]
 
 mod swarm;
 

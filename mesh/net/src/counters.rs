@@ -32,6 +32,8 @@ counters! {
     malformed_frames,
     /// Gossip that was no record.
     malformed_gossip,
+    /// Gossip about a node that another node said: ignored.
+    foreign_gossip,
     /// Incoming connections that did not know the mesh secret, or were no mesh nodes at all (F24).
     strangers,
     /// Hellos that were refused: another version, another mesh, a clone.

@@ -328,7 +328,9 @@ impl Driver {
             SwarmEvent::ListenerClosed { reason, .. } => tracing::error!(?reason, "a listener ended: no new node can reach this one there"),
             SwarmEvent::ListenerError { error, .. } => tracing::warn!(%error, "a listener has trouble"),
             SwarmEvent::Behaviour(BehaviourEvent::Control(event)) => self.on_control(event),
-            SwarmEvent::Behaviour(BehaviourEvent::Gossip(gossipsub::Event::Message { message, .. })) => self.on_gossip(&message.data),
+            SwarmEvent::Behaviour(BehaviourEvent::Gossip(gossipsub::Event::Message { message, .. })) => {
+                self.on_gossip(message.source, &message.data)
+            }
             #[cfg(feature = "mdns")]
             SwarmEvent::Behaviour(BehaviourEvent::Discovery(event)) => self.on_discovery(now, event),
             _ => {}

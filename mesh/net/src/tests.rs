@@ -1,8 +1,10 @@
 //! Whole carriers on loopback, in one process.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use mesh_core::generation::AttemptTag;
@@ -38,7 +40,7 @@ fn config(key: &NodeKey, boot: u128) -> NetConfig {
 fn start(config: NetConfig) -> Node {
     let (told, events) = channel();
     let (freeze, frozen) = channel::<Receiver<()>>();
-    let frozen = std::sync::Mutex::new(frozen);
+    let frozen = Mutex::new(frozen);
     let net = Net::start(
         config,
         move |event| drop(told.send(event)),
@@ -333,13 +335,74 @@ fn a_frozen_peer_is_suspected_then_down_and_comes_back() {
     assert_eq!(a.wait_up(b.id()), BootId(2));
 }
 
+/// A node that says, in its hello, that it is reached at this address and nowhere else.
+fn known_at(place: &str, boot: u128) -> Node {
+    let (key, (host, port)) = (NodeKey::draw(), place.split_once(':').expect("HOST:PORT"));
+    let mut config = config(&key, boot);
+    config.me.addresses = vec![format!("/ip4/{host}/tcp/{port}")];
+    start(config)
+}
+
+#[test]
+fn a_node_that_only_others_reach_is_suspected_by_name_and_not_dead() {
+    let c = join(&NodeKey::draw(), 3, &[]);
+    // a and b know each other through the relay only, which nobody can redial once it stalls
+    let relay = Relay::closed();
+    let (a, b) = (known_at(&relay.place, 1), known_at(&relay.place, 2));
+    relay.open(&b.place());
+    a.net.dial(&relay.place);
+    a.wait_up(b.id());
+    b.wait_up(a.id());
+    for node in [&a, &b] {
+        node.net.dial(&c.place());
+        node.wait_up(c.id());
+    }
+    c.wait_all_up(&[&a, &b]);
+    relay.stall(true);
+    for (node, other) in [(&a, b.id()), (&b, a.id())] {
+        let through = |event| match event {
+            CarrierEvent::Suspect { node, why } if node == other && why == "reached only through test" => Some(Ok(())),
+            CarrierEvent::Down { why, .. } => Some(Err(why)),
+            _ => None,
+        };
+        assert_eq!(node.wait("words", through), Ok(()));
+    }
+    relay.stall(false);
+    for (node, other) in [(&a, b.id()), (&b, a.id())] {
+        let next = |event| match event {
+            CarrierEvent::Trusted(node) if node == other => Some(Ok(())),
+            CarrierEvent::Down { why, .. } => Some(Err(why)),
+            _ => None,
+        };
+        assert_eq!(node.wait("trust", next), Ok(()));
+    }
+}
+
+#[test]
+fn what_is_gossiped_of_a_node_that_node_says() {
+    let a = join(&NodeKey::draw(), 1, &[]);
+    let b = join(&NodeKey::draw(), 2, &[&a]);
+    a.wait_up(b.id());
+    b.wait_up(a.id());
+    let deadline = Instant::now() + PATIENCE;
+    while b.net.counts().foreign_gossip == 0 {
+        let mut forged = record(b.id(), 2);
+        forged.version = a.net.counts().gossip_dropped + 1; // what was said before is not passed on again
+        a.net.gossip(&Record::Node(forged));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(Instant::now() < deadline, "no gossip");
+    }
+    let told: Vec<CarrierEvent> = b.events.try_iter().collect();
+    assert!(!told.iter().any(|event| matches!(event, CarrierEvent::Gossip(_))), "{told:?}");
+}
+
 #[test]
 fn a_process_that_ends_without_a_word_is_down_at_once() {
     let a = join(&NodeKey::draw(), 1, &[]);
     let b_key = NodeKey::draw();
     let b = join(&b_key, 2, &[&a]);
     a.wait_up(b.id());
-    b.net.shared().killed.store(true, std::sync::atomic::Ordering::Relaxed);
+    b.net.shared().killed.store(true, Ordering::Relaxed);
     let from = Instant::now();
     drop(b);
     let why = a.wait_down(b_key.node());
@@ -349,7 +412,7 @@ fn a_process_that_ends_without_a_word_is_down_at_once() {
     for boot in 3..6 {
         let again = join(&b_key, boot, &[&a]);
         assert_eq!(a.wait_up(b_key.node()), BootId(boot));
-        again.net.shared().killed.store(true, std::sync::atomic::Ordering::Relaxed);
+        again.net.shared().killed.store(true, Ordering::Relaxed);
     }
     assert_eq!(a.net.counts().refused_hellos, 0);
 }
@@ -464,43 +527,64 @@ fn bad_settings_are_refused_in_words() {
     assert!(fails(NetConfig { me: record(NodeId([1; 32]), 1), ..config(&key, 1) }).contains("another node"));
 }
 
-/// Passes bytes on until it is told to cut; then new connections pass again.
+/// Passes bytes on until it is told to cut; then new connections pass again. Or holds all bytes back for a while.
 struct Relay {
     place: String,
-    cut: Sender<()>,
+    target: Arc<OnceLock<String>>,
+    streams: Arc<Mutex<Vec<TcpStream>>>,
+    stalled: Arc<AtomicBool>,
 }
 
 impl Relay {
     fn to(target: &str) -> Self {
+        let relay = Self::closed();
+        relay.open(target);
+        relay
+    }
+
+    /// Has a place already and leads nowhere yet.
+    fn closed() -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let place = listener.local_addr().expect("bound").to_string();
-        let (cut, cuts) = channel::<()>();
-        let target = target.to_owned();
-        let open: std::sync::Arc<std::sync::Mutex<Vec<TcpStream>>> = std::sync::Arc::default();
-        let theirs = open.clone();
+        let relay = Self { place, target: Arc::default(), streams: Arc::default(), stalled: Arc::default() };
+        let (target, streams, stalled) = (relay.target.clone(), relay.streams.clone(), relay.stalled.clone());
         std::thread::spawn(move || {
             for from in listener.incoming().flatten() {
-                let Ok(to) = TcpStream::connect(&target) else { continue };
-                for (mut a, mut b) in [(from.try_clone(), to.try_clone()), (to.try_clone(), from.try_clone())]
-                    .into_iter()
-                    .filter_map(|(a, b)| Some((a.ok()?, b.ok()?)))
-                {
-                    std::thread::spawn(move || std::io::copy(&mut a, &mut b));
+                let Some(Ok(to)) = target.get().map(TcpStream::connect) else { continue };
+                for (a, b) in [(from.try_clone(), to.try_clone()), (to.try_clone(), from.try_clone())] {
+                    let (Ok(a), Ok(b), stalled) = (a, b, stalled.clone()) else { continue };
+                    std::thread::spawn(move || pass(a, b, &stalled));
                 }
-                theirs.lock().expect("not poisoned").extend([from, to]);
+                streams.lock().expect("not poisoned").extend([from, to]);
             }
         });
-        std::thread::spawn(move || {
-            while cuts.recv().is_ok() {
-                for stream in open.lock().expect("not poisoned").drain(..) {
-                    let _ = stream.shutdown(std::net::Shutdown::Both);
-                }
-            }
-        });
-        Self { place, cut }
+        relay
+    }
+
+    fn open(&self, target: &str) {
+        self.target.set(target.to_owned()).expect("once");
     }
 
     fn cut(&self) {
-        self.cut.send(()).expect("running");
+        for stream in self.streams.lock().expect("not poisoned").drain(..) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
     }
+
+    fn stall(&self, whether: bool) {
+        self.stalled.store(whether, Ordering::Relaxed);
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, stalled: &AtomicBool) {
+    let mut bytes = [0; 16 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        while stalled.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            return;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Write);
 }

@@ -24,7 +24,7 @@ impl Deployments {
                 let records = keys.into_iter().take(WANTED_MAX).filter_map(|key| self.directory.record(key)).collect();
                 send_records(from, records, effects);
             }
-            Message::Records(records) => records.into_iter().for_each(|record| self.on_record(now, record, effects)),
+            Message::Records(records) => records.into_iter().for_each(|record| self.on_record_from(now, from, record, effects)),
             Message::Load(order) => self.on_load_order(from, &order, effects),
             Message::Shard(report) if report.node == from => self.on_report(now, report),
             _ => {} // not ours, or not theirs to say
@@ -37,6 +37,19 @@ impl Deployments {
             effects.push(Effect::Send { to: from, message: Message::Want(wants) });
         }
         send_records(from, gives, effects);
+    }
+
+    /// What a node says about itself beats what others say: of one that is up here, in the life that others speak of, their
+    /// news is a hint to ask it.
+    fn on_record_from(&mut self, now: Time, from: NodeId, record: Record, effects: &mut Vec<Effect>) {
+        let Record::Node(about) = &record else { return self.on_record(now, record, effects) };
+        let (to, known) = (about.node, self.directory.node(about.node));
+        let answers = self.peers.get(&to).is_some_and(|peer| peer.health == Health::Up && peer.boot == about.boot);
+        if to == from || !answers || known.is_none() {
+            self.on_record(now, record, effects);
+        } else if known.is_some_and(|known| known.order() < about.order()) {
+            effects.push(Effect::Send { to, message: Message::Want(vec![RecordKey::Node(to)]) });
+        }
     }
 
     /// A node greeted us: we compare at once, or in its turn. A joiner of a large mesh is greeted by all within

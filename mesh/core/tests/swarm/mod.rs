@@ -113,6 +113,8 @@ fn record(node: usize, life: u32) -> NodeRecord {
         addresses: vec![format!("/ip4/10.0.0.{node}/tcp/7000/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")],
         models: Vec::new(),
         shards: Vec::new(),
+        interfaces: Vec::new(),
+        paths: Vec::new(),
     }
 }
 

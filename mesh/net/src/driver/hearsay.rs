@@ -1,6 +1,6 @@
 //! What is heard of nodes that are not connected: gossip, multicast DNS, and what the handle asks.
 
-use libp2p::Multiaddr;
+use libp2p::{Multiaddr, PeerId};
 use mesh_core::ids::NodeId;
 #[cfg(feature = "mdns")]
 use mesh_core::ids::Time;
@@ -19,8 +19,10 @@ use crate::key::{node_of, peer_of};
 const COURTESY_MS: u64 = 200;
 
 impl Driver {
-    pub(super) fn on_gossip(&mut self, bytes: &[u8]) {
+    /// Gossip is signed by its source. What is said of a node by gossip, only that node may say.
+    pub(super) fn on_gossip(&mut self, source: Option<PeerId>, bytes: &[u8]) {
         match wire::decode::<Record>(bytes) {
+            Ok(Record::Node(record)) if source != peer_of(record.node) => self.shared.counters.foreign_gossip.add(),
             Ok(record) => {
                 if let Record::Node(node) = &record {
                     self.learn(node);
