@@ -228,7 +228,7 @@ impl Driver {
             Effect::Trusted(node) => self.shared.tell(CarrierEvent::Trusted(node)),
             Effect::Down { node, why } => self.on_down(node, &why),
             Effect::Waking => {
-                tracing::info!("this process stood still for a while: nothing is published until the others have answered");
+                tracing::debug!("this process stood still for a while: nothing is published until the others have answered");
                 self.shared.tell(CarrierEvent::Waking);
             }
             Effect::Awake => self.shared.tell(CarrierEvent::Awake),

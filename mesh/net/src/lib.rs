@@ -8,7 +8,7 @@
 //! The layers of a connection: TCP → the mesh secret ([`admit`], pnet) → noise (the peer's key) → yamux → one control
 //! stream ([`control`], [`frame`], [`link`]) beside gossipsub.
 //!
-//! What this room must *not* know: models, plans, tensors, actors. It reads no message but hello, goodbye, ping and pong.
+//! What this room must *not* know: models, plans, tensors, actors. It reads no message but hello, goodbye, ping, pong and words.
 
 mod admit;
 mod clock;
