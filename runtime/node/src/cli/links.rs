@@ -7,14 +7,14 @@ use clap::Args;
 use mesh_runtime::client::text;
 use serde_json::Value;
 
-use super::{Target, human};
+use super::{Target, human, out};
 
 /// Flags of `mesh links`.
 #[derive(Debug, Args)]
 pub struct Links {
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     target: Target,
 }
@@ -27,9 +27,9 @@ impl Links {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let client = self.target.client()?;
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&client.get("/mesh/v1/links")?)?);
+            out::json(&client.get("/mesh/v1/links")?)?;
         } else {
-            print!("{}", table(&client.get("/mesh/v1/status")?, true));
+            out::part(table(&client.get("/mesh/v1/status")?, true))?;
         }
         Ok(ExitCode::SUCCESS)
     }

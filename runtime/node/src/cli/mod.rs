@@ -104,9 +104,10 @@ impl Arguments {
             Command::Deploy(deploy) => deploy.json,
             Command::Run(run) => run.json,
             Command::Status(status) => status.json,
+            Command::Links(links) => links.json,
             Command::Models(models) => models.json,
             Command::Plan(plan) => plan.json,
-            Command::Join(_) | Command::Undeploy(_) | Command::Token(_) | Command::Bench(_) => false,
+            Command::Join(_) | Command::Undeploy(_) | Command::Token(_) | Command::Sim(_) | Command::Bench(_) => false,
         }
     }
 }

@@ -121,7 +121,7 @@ fn read(file: &Path) -> Option<Scenario> {
     match Scenario::read(file) {
         Ok(scenario) => Some(scenario),
         Err(error) => {
-            super::complain(&error.to_string());
+            super::out::aside(format_args!("error: {error}"));
             None
         }
     }
