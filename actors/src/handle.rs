@@ -47,6 +47,13 @@ pub enum Command {
         /// Done, or why not.
         reply: oneshot::Sender<Result<(), String>>,
     },
+    /// Forget a node that is gone for good.
+    Forget {
+        /// Which.
+        node: NodeId,
+        /// Done, or why not.
+        reply: oneshot::Sender<Result<(), String>>,
+    },
     /// What the node sees.
     Status {
         /// A copy.
@@ -120,6 +127,13 @@ impl NodeHandle {
     /// The node is gone. The inner error is the node's own no, in words.
     pub async fn undeploy(&self, id: DeploymentId) -> Result<Result<(), String>, Gone> {
         self.ask(|reply| Command::Undeploy { id, reply }).await
+    }
+    /// See [`Command::Forget`].
+    ///
+    /// # Errors
+    /// The node is gone. The inner error is the node's own no, in words.
+    pub async fn forget(&self, node: NodeId) -> Result<Result<(), String>, Gone> {
+        self.ask(|reply| Command::Forget { node, reply }).await
     }
     /// See [`Command::Status`].
     ///
@@ -228,6 +242,8 @@ pub struct SeenNode {
     pub health: Health,
     /// Why it is suspected, in words.
     pub why: Option<String>,
+    /// For how long it has not been seen to run, in milliseconds; none while it runs.
+    pub away_ms: Option<u64>,
 }
 
 /// A deployment as seen from here.

@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use mesh_core::deployments::{Deployments, Effect, Health, Input};
-use mesh_core::ids::{NodeId, Time};
+use mesh_core::directory::Directory;
+use mesh_core::ids::NodeId;
+use mesh_core::lifetimes::Lifetimes;
 use mesh_core::model::HeldModel;
 use mesh_core::ports::{Carrier, CarrierEvent, Channels, Clock, Entropy, Models, Store};
 use mesh_core::records::{NodeRecord, NodeState, Record};
@@ -65,6 +67,8 @@ pub struct NodeParts {
     pub threads: u16,
     /// The carrier asks the same router before it makes an event of a message.
     pub router: Arc<Router>,
+    /// How long what has ended is remembered: the same on all nodes of a mesh.
+    pub lifetimes: Lifetimes,
     /// Bounds and deadlines of a stage.
     pub stage_limits: stage::Limits,
     /// Bounds and deadlines of a stream.
@@ -82,8 +86,6 @@ pub struct NodeActor {
     streams: streams::Streams,
     links: links::LinkDesk,
     notices: notices::Notices,
-    /// Since when nodes are away, for the status.
-    away: BTreeMap<NodeId, Time>,
     /// Nodes that were dialled because others told of them, and in which of their lives.
     dialled: BTreeMap<NodeId, u64>,
     scanned: Option<Time>,
@@ -97,7 +99,8 @@ impl NodeActor {
     /// Starts a node in the current arbiter. `events` come from the carrier, `commands` from [`crate::handle::NodeHandle`]s.
     pub fn launch(mut parts: NodeParts, events: mpsc::Receiver<CarrierEvent>, commands: mpsc::Receiver<Command>) -> Addr<Self> {
         parts.me.models.truncate(MODELS_MAX);
-        let core = Deployments::new(parts.clock.now(), parts.me.clone(), parts.store.load());
+        let directory = Directory::new(parts.lifetimes, parts.clock.wall());
+        let core = Deployments::new(parts.clock.now(), parts.me.clone(), directory, parts.store.load());
         let actor = Self {
             core,
             state: parts.me.state,
@@ -107,7 +110,6 @@ impl NodeActor {
             streams: streams::Streams::default(),
             links: links::LinkDesk::new(parts.clock.now(), parts.me.node, parts.entropy.draw(), parts.me.addresses.clone()),
             notices: notices::Notices::default(),
-            away: BTreeMap::new(),
             dialled: BTreeMap::new(),
             scanned: None,
             timer: None,
@@ -150,6 +152,11 @@ impl NodeActor {
                     self.notice(format!("a record could not be written: {why}"));
                 }
             }
+            Effect::Erase(key) => {
+                if let Err(why) = self.parts.store.erase(key) {
+                    self.notice(format!("a record that is over could not be removed: {why}"));
+                }
+            }
             Effect::Gossip(record) => self.parts.carrier.gossip(&record),
             Effect::Introduce(record) => {
                 self.parts.carrier.introduce(&record);
@@ -170,6 +177,7 @@ impl NodeActor {
                 self.streams.node_gone(node);
                 self.shards.node_gone(node);
             }
+            Effect::Forgotten(node) => self.parts.carrier.disconnect(node),
             Effect::Notice(notice) => self.notice(notice),
         }
         None
@@ -183,7 +191,7 @@ impl NodeActor {
                 self.unsaved.push((of.id, why.clone()));
                 Input::NotSaved { deployment: of.id, why }
             }
-            (Err(_), Record::Node(_)) => Input::Elapsed, // the core publishes deployments only
+            (Err(_), Record::Node(_) | Record::Other(_)) => Input::Elapsed, // the core publishes deployments only
         }
     }
 
@@ -216,18 +224,17 @@ impl NodeActor {
             self.step(Input::ShardLost(lost), ctx);
         }
         self.streams.look_after(&self.parts.router);
-        self.note_who_is_away();
         self.scan_models_if_needed(ctx);
         self.look_at_contents(ctx);
         self.look_at_links(ctx);
-        self.step(Input::Elapsed, ctx);
+        self.step(Input::Wall(self.parts.clock.wall()), ctx);
     }
 
     /// A deployment needs files that we do not know of: perhaps they were copied here since.
     fn scan_models_if_needed(&mut self, ctx: &mut Context<Self>) {
         let now = self.parts.clock.now();
         let known = |digest| self.models.iter().any(|held| held.digest == digest);
-        let missing = self.core.directory().deployments().any(|record| !record.deleted && !known(record.sheet.digest));
+        let missing = self.core.directory().deployments().any(|record| !record.is_deleted() && !known(record.sheet.digest));
         if missing && self.scanned.is_none_or(|at| now.ms_since(at) >= SCAN_PAUSE_MS) {
             self.scan_models(ctx);
         }
@@ -276,8 +283,7 @@ impl NodeActor {
     /// from there. So a full mesh grows from one known address, whichever way the record came.
     fn dial_the_unmet(&mut self) {
         let me = self.parts.me.node;
-        let unmet =
-            |record: &&NodeRecord| record.node != me && record.state != NodeState::Left && self.core.health(record.node) == Health::Unmet;
+        let unmet = |record: &&NodeRecord| record.node != me && !record.is_over() && self.core.health(record.node) == Health::Unmet;
         let fresh = |record: &&NodeRecord| self.dialled.get(&record.node) != Some(&record.incarnation) && !record.addresses.is_empty();
         let found: Vec<NodeRecord> = self.core.directory().nodes().filter(unmet).filter(fresh).take(REDIAL_MAX).cloned().collect();
         for record in found {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use actix::prelude::*;
 use futures::future::{Either, join_all, select};
-use mesh_core::ids::DeploymentId;
+use mesh_core::ids::{DeploymentId, NodeId};
 use mesh_core::model::ModelSheet;
 use mesh_core::records::{NodeState, Record, Wish};
 use mesh_core::wire::Message;
@@ -24,6 +24,7 @@ impl NodeActor {
             // A receiver that is gone has lost interest: nothing is owed to it.
             Command::Deploy { sheet, wish, reply } => drop(reply.send(self.deploy(sheet, wish, ctx))),
             Command::Undeploy { id, reply } => drop(reply.send(self.undeploy(id, ctx))),
+            Command::Forget { node, reply } => drop(reply.send(self.forget(node, ctx))),
             Command::Status { reply } => drop(reply.send(self.status())),
             Command::Find { name, reply } => drop(reply.send(self.find(&name))),
             Command::Plan { sheet, wish, reply } => {
@@ -53,6 +54,13 @@ impl NodeActor {
         self.unsaved.clear();
         self.perform_all(effects, ctx);
         self.saved(id)
+    }
+
+    fn forget(&mut self, node: NodeId, ctx: &mut Context<Self>) -> Result<(), String> {
+        let mut effects = Vec::new();
+        self.core.forget(self.parts.clock.now(), node, &mut effects)?;
+        self.perform_all(effects, ctx);
+        Ok(())
     }
 
     fn saved(&mut self, id: DeploymentId) -> Result<(), String> {

@@ -61,7 +61,7 @@ impl NodeActor {
     }
 
     fn is_deployed(&self, digest: Digest) -> bool {
-        self.core.directory().deployments().any(|record| !record.deleted && record.sheet.digest == digest)
+        self.core.directory().deployments().any(|record| !record.is_deleted() && record.sheet.digest == digest)
     }
 }
 

@@ -87,7 +87,7 @@ impl NodeActor {
         if self.state != NodeState::Up {
             return Err(StreamError::ShuttingDown);
         }
-        let Some(record) = self.core.directory().deployment(deployment).filter(|record| !record.deleted) else {
+        let Some(record) = self.core.directory().deployment(deployment).filter(|record| !record.is_deleted()) else {
             return not_ready(format!("there is no deployment {deployment} (any more)"));
         };
         let plan = match (&record.status, &record.plan) {

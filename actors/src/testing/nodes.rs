@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mesh_core::ids::{BootId, NodeId};
+use mesh_core::lifetimes::{Lifetimes, Wall};
 use mesh_core::ports::{Carrier, CarrierEvent, Channels, Entropy, Models, SendError, Store};
 use mesh_core::records::{Capacity, NodeRecord, NodeState, Record, RecordKey};
 use mesh_core::wire::Message;
@@ -48,6 +49,10 @@ impl Store for MemoryStore {
             return Err("no space left on device".to_owned());
         }
         lock(&self.records).insert(record.key(), record.clone());
+        Ok(())
+    }
+    fn erase(&self, key: RecordKey) -> Result<(), String> {
+        lock(&self.records).remove(&key);
         Ok(())
     }
 }
@@ -127,6 +132,8 @@ pub struct Nodes {
     hub: Arc<Hub>,
     clock: Arc<Stopwatch>,
     dice: Arc<Dice>,
+    /// How long the nodes that are started from now on remember what has ended.
+    pub lifetimes: Lifetimes,
     stores: BTreeMap<u8, Arc<MemoryStore>>,
     running: BTreeMap<u8, NodeHandle>,
 }
@@ -139,6 +146,7 @@ impl Default for Nodes {
             hub: Arc::default(),
             clock: Arc::new(Stopwatch::start()),
             dice: Arc::default(),
+            lifetimes: Lifetimes::default(),
             stores: BTreeMap::new(),
             running: BTreeMap::new(),
         }
@@ -183,6 +191,7 @@ impl Nodes {
             workers: Arc::new(Threads),
             threads: 1,
             router,
+            lifetimes: self.lifetimes,
             stage_limits: stage::Limits::default(),
             stream_limits: stream::Limits::default(),
         };
@@ -205,6 +214,8 @@ impl Nodes {
             incarnation: former.unwrap_or(0) + 1,
             version: 0,
             state: NodeState::Up,
+            alive: Wall::default(),
+            in_touch: None,
             capacity: Capacity { memory_bytes: 1 << 30, ..Capacity::default() },
             numerics_class: 1,
             addresses: Vec::new(),

@@ -13,8 +13,10 @@ mod coordinate;
 mod copies;
 mod exchange;
 mod local;
+mod standing;
 #[cfg(test)]
 mod tests;
+mod twins;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,11 +24,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::directory::{Directory, Merged, name_only};
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash, Time};
+use crate::lifetimes::Wall;
 use crate::links::{Interface, Path};
 use crate::model::{Contents, HeldModel, ModelSheet};
 use crate::plan::Plan;
 use crate::planner;
-use crate::records::{DeploymentRecord, DeploymentStatus, HeldShard, NodeRecord, NodeState, PlanId, Record, Wish};
+use crate::records::{DeploymentRecord, DeploymentStatus, HeldShard, NodeRecord, NodeState, PlanId, Record, RecordKey, Wish};
 use crate::wire::{Message, ShardReport};
 
 /// After our start, nodes that a plan names have so long to greet us before they count as gone.
@@ -116,6 +119,8 @@ pub enum Input {
         /// What the operating system said.
         why: String,
     },
+    /// The wall clock reads this. Wanted at least as often as [`Input::Elapsed`], and stands for it.
+    Wall(Wall),
     /// Time passed.
     Elapsed,
 }
@@ -127,6 +132,8 @@ pub enum Effect {
     Publish(Record),
     /// Write this record of another node to disk. If that fails, it costs an exchange after a restart.
     Keep(Record),
+    /// Remove a record from the disk. If that fails, it is dropped again after a restart.
+    Erase(RecordKey),
     /// Give this record to gossip.
     Gossip(Record),
     /// Say this about ourselves in hellos, and to gossip.
@@ -172,6 +179,8 @@ pub enum Effect {
     },
     /// A node is down, has left or restarted: streams that need it, or that it owned, are over.
     NodeGone(NodeId),
+    /// A node is gone for good: dial it no more.
+    Forgotten(NodeId),
     /// Something an operator should know.
     Notice(String),
 }
@@ -225,18 +234,39 @@ pub struct Deployments {
     /// Nodes that greeted us and were not compared with yet.
     newcomers: VecDeque<NodeId>,
     compared: Option<Time>,
+    /// When the wall clock was read last, and what it said.
+    wall_read: (Time, Wall),
+    /// When a node greeted us last; our record says it at the next renewal.
+    met_at: Option<Wall>,
+    renew_at: Time,
+    expire_at: Time,
+    /// Records on disk that are over.
+    over: Vec<RecordKey>,
 }
 
 impl Deployments {
-    /// A node that starts, with the records that were on its disk.
+    /// A node that starts with an empty directory, whose wall clock is right, and the records that were on its disk.
     #[must_use]
-    pub fn new(now: Time, me: NodeRecord, records: Vec<Record>) -> Self {
-        let mut directory = Directory::default();
+    pub fn new(now: Time, me: NodeRecord, mut directory: Directory, records: Vec<Record>) -> Self {
+        let mine = |record: &Record| match record {
+            Record::Node(record) if record.node == me.node => Some(record.alive),
+            _ => None,
+        };
+        if let Some(alive) = records.iter().find_map(mine) {
+            directory.was_off_since(alive);
+        }
+        directory.arrived(me.node);
+        let mut over = Vec::new();
         for record in records {
-            directory.merge(record);
+            let key = record.key();
+            if directory.merge(record) == Merged::Known {
+                over.push(key); // it ended while we were away
+            }
         }
         let mut core = Self {
             me,
+            wall_read: (now, directory.wall()),
+            met_at: None,
             directory,
             peers: BTreeMap::new(),
             desks: BTreeMap::new(),
@@ -247,11 +277,19 @@ impl Deployments {
             exchange_turn: 0,
             newcomers: VecDeque::new(),
             compared: None,
+            // Until then our record tells what our life before said last: whoever meets us compares it (see `standing`).
+            renew_at: now.plus_ms(SETTLE_MS),
+            expire_at: now,
+            over,
         };
         // R15: a later life than any that is remembered.
         if let Some(former) = core.directory.node(core.me.node).filter(|former| former.boot != core.me.boot) {
-            core.me.incarnation = core.me.incarnation.max(former.incarnation + 1);
+            core.me.incarnation = core.me.incarnation.max(former.incarnation.saturating_add(1));
+            (core.me.alive, core.me.in_touch) = (former.alive, former.in_touch);
+        } else {
+            core.me.alive = core.directory.wall();
         }
+        core.me.version += 1; // the carrier greets with the record that was handed in
         core.directory.merge(Record::Node(core.me.clone()));
         core.desks = core.directory.deployments().map(|record| (record.id, Desk::default())).collect();
         core
@@ -260,6 +298,10 @@ impl Deployments {
     /// Same history, same effects.
     pub fn step(&mut self, now: Time, input: Input, effects: &mut Vec<Effect>) {
         self.notice_jump(now);
+        if let Input::Wall(wall) = input {
+            self.on_wall(now, wall);
+        }
+        self.keep_time(now, effects);
         match input {
             Input::Heard { from, message } => self.on_heard(now, from, message, effects),
             Input::Gossip(record) => self.on_record(now, record, effects),
@@ -276,7 +318,7 @@ impl Deployments {
             Input::Probed { deployment, plan, outcome } => self.on_probed(now, deployment, plan, outcome, effects),
             Input::Saved(record) => self.on_saved(now, record, effects),
             Input::NotSaved { deployment, why } => self.on_not_saved(now, deployment, &why, effects),
-            Input::Elapsed => {}
+            Input::Wall(_) | Input::Elapsed => {}
         }
         self.settle(now, effects);
     }
@@ -286,7 +328,8 @@ impl Deployments {
     pub fn wake_at(&self) -> Time {
         let desks = self.desks.values().flat_map(|desk| desk.driving.deadlines().into_iter().chain(desk.local.deadlines())).flatten();
         // What was due by the last step is settled, or waits for something else than time.
-        let due = desks.chain([self.exchange_at, self.hush_until, self.settle_until]).filter(|&at| at > self.last);
+        let own = [self.exchange_at, self.hush_until, self.settle_until, self.renew_at];
+        let due = desks.chain(own).filter(|&at| at > self.last);
         due.chain([self.last.plus_ms(TICK_MS)]).min().unwrap_or(self.last)
     }
 
@@ -304,10 +347,9 @@ impl Deployments {
     /// How a node looks from here.
     #[must_use]
     pub fn health(&self, node: NodeId) -> Health {
-        let said_goodbye = self.directory.node(node).is_some_and(|record| record.state == NodeState::Left);
         match self.peers.get(&node) {
             _ if node == self.me.node => Health::Up,
-            _ if said_goodbye => Health::Left,
+            _ if self.directory.node(node).is_some_and(NodeRecord::is_over) => Health::Left,
             Some(peer) => peer.health,
             None => Health::Unmet,
         }
@@ -332,7 +374,8 @@ impl Deployments {
     /// The wish contradicts the model, or there is no room for another record: in words.
     pub fn deploy(&mut self, drawn: u128, sheet: ModelSheet, wish: Wish, effects: &mut Vec<Effect>) -> Result<DeploymentId, String> {
         planner::check_wish(&sheet, &wish).map_err(|no| no.why)?;
-        let same = |record: &&DeploymentRecord| !record.deleted && record.sheet.name == sheet.name && record.sheet.digest == sheet.digest;
+        let same =
+            |record: &&DeploymentRecord| !record.is_deleted() && record.sheet.name == sheet.name && record.sheet.digest == sheet.digest;
         let known = self.directory.deployments().find(same).cloned();
         if let Some(known) = known {
             // Whoever deploys means its own copy.
@@ -359,7 +402,7 @@ impl Deployments {
         }
         let version = PlanId { term: 1, epoch: 0, revision: 0, coordinator: self.me.node };
         let (contents, status) = (self.own_contents(&sheet).cloned(), DeploymentStatus::Planning);
-        let record = DeploymentRecord { id, sheet, contents, wish, version, plan: None, status, deleted: false };
+        let record = DeploymentRecord { id, sheet, contents, wish, version, plan: None, status, deleted: None };
         self.author(record, effects);
         Ok(id)
     }
@@ -369,12 +412,17 @@ impl Deployments {
     /// # Errors
     /// There is none by this id.
     pub fn undeploy(&mut self, id: DeploymentId, effects: &mut Vec<Effect>) -> Result<(), String> {
-        let known = self.directory.deployment(id).filter(|record| !record.deleted).cloned();
+        let known = self.directory.deployment(id).filter(|record| !record.is_deleted()).cloned();
         let known = known.ok_or_else(|| format!("there is no deployment {id} (any more)"))?;
-        let (version, sheet) = (self.next_version(&known), name_only(&known.sheet));
-        let status = DeploymentStatus::Planning;
-        self.author(DeploymentRecord { version, sheet, contents: None, plan: None, status, deleted: true, ..known }, effects);
+        self.bury(&known, effects);
         Ok(())
+    }
+
+    /// Writes a deployment's tombstone.
+    fn bury(&mut self, record: &DeploymentRecord, effects: &mut Vec<Effect>) {
+        let (version, sheet, deleted) = (self.next_version(record), name_only(&record.sheet), Some(self.deletion_time()));
+        let (wish, contents, status) = (record.wish.clone(), None, DeploymentStatus::Planning);
+        self.author(DeploymentRecord { id: record.id, version, sheet, contents, wish, plan: None, status, deleted }, effects);
     }
 
     /// The version with which this node follows `record`: a revision of its own, a new term over another's.
@@ -395,10 +443,14 @@ impl Deployments {
 
     fn on_saved(&mut self, now: Time, record: Record, effects: &mut Vec<Effect>) {
         if let Record::Deployment(record) = &record {
-            let driving = &mut self.desk(record.id).driving;
-            (driving.pending, driving.save_again_at) = (false, None);
+            // While it was written, the record may have been dropped (see `standing`): then it is nobody's any more.
+            let Some(desk) = self.desks.get_mut(&record.id) else {
+                return effects.push(Effect::Erase(RecordKey::Deployment(record.id)));
+            };
+            (desk.driving.pending, desk.driving.save_again_at) = (false, None);
         }
-        if self.take(now, record.clone(), effects) {
+        // Whoever comes later is told everything; what is on its way before that would miss the meeting.
+        if self.take(now, record.clone(), effects) && !self.live_peers().is_empty() {
             effects.push(Effect::Gossip(record));
         }
     }
@@ -416,10 +468,11 @@ impl Deployments {
     /// A record that someone else wrote.
     fn on_record(&mut self, now: Time, record: Record, effects: &mut Vec<Effect>) {
         let keep = match &record {
-            Record::Deployment(_) => true,
+            Record::Deployment(_) | Record::Other(_) => true,
             Record::Node(record) if record.node == self.me.node => return self.on_rumour_of_me(now, record, effects),
             Record::Node(record) => self.directory.node(record.node).is_none_or(|known| {
-                (known.incarnation, known.state, &known.addresses) != (record.incarnation, record.state, &record.addresses)
+                (known.incarnation, known.state, known.alive, &known.addresses)
+                    != (record.incarnation, record.state, record.alive, &record.addresses)
             }),
         };
         if self.take(now, record.clone(), effects) && keep {
@@ -432,10 +485,12 @@ impl Deployments {
         if rumour.order() < self.me.order() || *rumour == self.me {
             return;
         }
-        if rumour.boot == self.me.boot {
-            self.me.version = rumour.version + 1;
+        if rumour.boot == self.me.boot && rumour.state != NodeState::Forgotten {
+            self.me.version = rumour.version.saturating_add(1);
         } else {
-            effects.push(Effect::Notice(format!("another life of this node's key is known (incarnation {})", rumour.incarnation)));
+            let what =
+                if rumour.boot == self.me.boot { "somebody had this node forgotten" } else { "another life of this node's key is known" };
+            effects.push(Effect::Notice(format!("{what} (incarnation {}): it goes on as a later one", rumour.incarnation)));
             (self.me.incarnation, self.me.version) = (rumour.incarnation.saturating_add(1), 0);
             effects.push(Effect::Keep(Record::Node(self.me.clone())));
         }
@@ -448,6 +503,10 @@ impl Deployments {
         }
         let version = self.me.version + 1;
         self.me = NodeRecord { models, shards, state, version, ..self.me.clone() };
+        if state == NodeState::Left {
+            self.stamp(); // its last words: others count from here
+            effects.push(Effect::Keep(Record::Node(self.me.clone())));
+        }
         self.introduce(now, effects);
     }
 
@@ -480,8 +539,9 @@ impl Deployments {
                 effects.push(Effect::Notice(format!("refused a record of {:?}: {why}", record.key())));
                 false
             }
+            (Record::Other(_), (Merged::Newer, _)) => true,
             (Record::Node(record), (Merged::Newer, _)) => {
-                if record.state == NodeState::Left && self.peers.contains_key(&record.node) {
+                if record.is_over() && self.peers.contains_key(&record.node) {
                     effects.push(Effect::NodeGone(record.node));
                 }
                 self.nodes_changed(now);
@@ -501,8 +561,8 @@ impl Deployments {
     /// A deployment has a newer version, whoever wrote it.
     fn on_newer(&mut self, now: Time, record: &DeploymentRecord, former: Option<&DeploymentRecord>, effects: &mut Vec<Effect>) {
         let in_force = |record: &DeploymentRecord| record.plan.as_ref().map(Plan::hash);
-        if former.is_some_and(|former| in_force(former) != in_force(record) || former.deleted != record.deleted) {
-            effects.push(Effect::Fenced { deployment: record.id, plan: in_force(record), deleted: record.deleted });
+        if former.is_some_and(|former| in_force(former) != in_force(record) || former.is_deleted() != record.is_deleted()) {
+            effects.push(Effect::Fenced { deployment: record.id, plan: in_force(record), deleted: record.is_deleted() });
             self.nodes_changed(now); // memory may be free now
         }
         let me = self.me.node;
@@ -514,6 +574,8 @@ impl Deployments {
         if node == self.me.node {
             return;
         }
+        self.meet(&record, effects);
+        self.directory.arrived(node);
         let former = self.peers.insert(node, Peer { health: Health::Up, boot, why: String::new() });
         if former.as_ref().is_some_and(|former| former.boot != boot && former.health != Health::Down) {
             effects.push(Effect::NodeGone(node)); // it restarted so fast that nobody held it dead
@@ -542,6 +604,7 @@ impl Deployments {
     fn on_down(&mut self, now: Time, node: NodeId, effects: &mut Vec<Effect>) {
         if let Some(peer) = self.peers.get_mut(&node).filter(|peer| peer.health != Health::Down) {
             peer.health = Health::Down;
+            self.directory.departed(node);
             effects.push(Effect::NodeGone(node));
             self.nodes_changed(now);
         }
@@ -584,11 +647,10 @@ impl Deployments {
     fn settle(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.exchange(now, effects);
         let ids: Vec<DeploymentId> = self.desks.keys().copied().collect();
-        for id in ids {
-            self.serve(now, id, effects);
-            if now >= self.hush_until {
-                self.drive(now, id, effects);
-            }
+        // First what is ordered already: what is decided now may undo it.
+        ids.iter().for_each(|&id| self.serve(now, id, effects));
+        if now >= self.hush_until {
+            ids.into_iter().for_each(|id| self.drive(now, id, effects));
         }
     }
 }

@@ -2,24 +2,36 @@
 //!
 //! Merging takes the greater version (R1, R16), so it is commutative, idempotent and associative: gossip may lose, repeat
 //! and reorder as it likes. What was lost is made good by digests: two nodes compare (key, hash) of all they have and
-//! send each other what differs (anti-entropy, Demers et al. 1987). Tombstones of deployments are records like any other
-//! and are kept. Records come from the wire: what makes no sense, or would grow the directory beyond its bound, is
-//! refused with a reason.
+//! send each other what differs (anti-entropy, Demers et al. 1987). Only newest versions are here, so a long history costs a
+//! joiner nothing (F40). Records come from the wire: what makes no sense, or would grow the directory beyond its bound, is
+//! refused with a reason. What is over ends by the clock ([`expiry`]); what cannot be read is carried on ([`others`]).
+
+mod expiry;
+mod others;
+#[cfg(test)]
+mod tests;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use crate::ids::{DeploymentId, NodeId};
+use crate::lifetimes::{Lifetimes, Wall};
 use crate::model::ModelSheet;
 use crate::plan::Plan;
 use crate::planner::LAYERS_MAX;
-use crate::records::{DeploymentRecord, DeploymentStatus, NodeRecord, NodeState, Record, RecordKey};
+use crate::records::{DeploymentRecord, DeploymentStatus, NodeRecord, Record, RecordKey};
 use crate::wire;
+
+use expiry::{Absence, Presence};
+use others::Others;
+pub use others::{OTHERS_BYTES_MAX, OTHERS_MAX};
 
 /// Nodes that are remembered at most (we design for 64; 1,000 is a later issue).
 pub const NODES_MAX: usize = 1_024;
 /// Deployments that are remembered at most, tombstones included.
 pub const DEPLOYMENTS_MAX: usize = 1_024;
+/// Records that are remembered at most.
+pub const RECORDS_MAX: usize = NODES_MAX + DEPLOYMENTS_MAX + OTHERS_MAX;
 /// Longest record, in bytes: below gossip's message limit of 64 KiB, and 128 layers take 3 KB.
 pub const RECORD_BYTES_MAX: usize = 60 << 10;
 /// Bytes of records that go into one message.
@@ -32,7 +44,7 @@ const TEXT_BYTES_MAX: usize = 4 << 10;
 pub enum Merged {
     /// It is newer than what was known: act on it.
     Newer,
-    /// The same, or older.
+    /// The same, or older, or over and forgotten.
     Known,
     /// Not taken: it makes no sense, for this reason, or there is no room.
     Refused(&'static str),
@@ -43,9 +55,20 @@ pub enum Merged {
 pub struct Directory {
     nodes: BTreeMap<NodeId, (NodeRecord, u64)>,
     deployments: BTreeMap<DeploymentId, (DeploymentRecord, u64)>,
+    others: Others,
+    presence: BTreeMap<NodeId, Presence>,
+    lifetimes: Lifetimes,
+    wall: Wall,
+    absence: Option<Absence>,
 }
 
 impl Directory {
+    /// An empty one, that lets go by these times. The default is the ordinary times, and a clock that stands.
+    #[must_use]
+    pub fn new(lifetimes: Lifetimes, wall: Wall) -> Self {
+        Self { lifetimes, wall, ..Self::default() }
+    }
+
     /// Takes a record if it is newer than what is known under its key.
     pub fn merge(&mut self, record: Record) -> Merged {
         let hash = match hash(&record) {
@@ -55,12 +78,17 @@ impl Directory {
         match record {
             Record::Node(record) => self.merge_node(record, hash),
             Record::Deployment(record) => self.merge_deployment(record, hash),
+            Record::Other(record) => self.others.merge(record, hash),
         }
     }
 
     /// As [`Directory::merge`], and says which version was replaced.
     pub fn merge_reporting(&mut self, record: Record) -> (Merged, Option<Record>) {
-        let former = self.record(record.key());
+        let former = match &record {
+            Record::Node(record) => self.node(record.node).cloned().map(Record::Node),
+            Record::Deployment(record) => self.deployment(record.id).cloned().map(Record::Deployment),
+            Record::Other(_) => None,
+        };
         (self.merge(record), former)
     }
 
@@ -70,6 +98,8 @@ impl Directory {
             if (record.order(), hash) <= (known.order(), *known_hash) {
                 return Merged::Known;
             }
+        } else if !self.keeps_node(&record) {
+            return Merged::Known;
         } else if self.nodes.len() >= NODES_MAX && !self.forget_someone_who_left() {
             return Merged::Refused("more nodes than can be remembered");
         }
@@ -77,10 +107,10 @@ impl Directory {
         Merged::Newer
     }
 
-    /// Makes room for a node by forgetting one that said goodbye.
+    /// Makes room for a node by forgetting one that is gone for good.
     fn forget_someone_who_left(&mut self) -> bool {
-        let left = self.nodes.values().find(|(record, _)| record.state == NodeState::Left).map(|(record, _)| record.node);
-        left.is_some_and(|node| self.nodes.remove(&node).is_some())
+        let left = self.nodes.values().find(|(record, _)| record.is_over()).map(|(record, _)| record.node);
+        left.inspect(|node| self.drop_record(RecordKey::Node(*node))).is_some()
     }
 
     fn merge_deployment(&mut self, record: DeploymentRecord, hash: u64) -> Merged {
@@ -89,6 +119,7 @@ impl Directory {
         }
         match self.deployments.get(&record.id) {
             Some((known, known_hash)) if newer(&record, hash, known, *known_hash) != Ordering::Greater => return Merged::Known,
+            None if !self.keeps_deployment(&record) => return Merged::Known,
             None if self.deployments.len() >= DEPLOYMENTS_MAX => return Merged::Refused("more deployments than can be remembered"),
             _ => {}
         }
@@ -115,39 +146,58 @@ impl Directory {
         self.deployments.values().map(|entry| &entry.0)
     }
 
-    /// (key, hash) of everything, for the other side to compare.
+    /// (key, hash) of everything that is told, for the other side to compare.
     #[must_use]
     pub fn digest(&self) -> Vec<(RecordKey, u64)> {
-        let nodes = self.nodes.iter().map(|(id, entry)| (RecordKey::Node(*id), entry.1));
-        let deployments = self.deployments.iter().map(|(id, entry)| (RecordKey::Deployment(*id), entry.1));
-        nodes.chain(deployments).collect()
+        self.told().into_iter().collect()
+    }
+
+    fn told(&self) -> BTreeMap<RecordKey, u64> {
+        let nodes = self.nodes.iter().filter(|(_, entry)| self.tells_node(&entry.0)).map(|(id, entry)| (RecordKey::Node(*id), entry.1));
+        let deployments = self.deployments.iter().filter(|(_, entry)| self.tells_deployment(&entry.0));
+        let deployments = deployments.map(|(id, entry)| (RecordKey::Deployment(*id), entry.1));
+        // A newer program's word on something that we know too stands for ours, which is made from an older one.
+        nodes.chain(deployments).chain(self.others.digest()).collect()
     }
 
     /// Compares a peer's digest: what it has and we lack or have otherwise, and what it should get from us.
     ///
-    /// Where both have different versions of a record, both are exchanged: a hash does not say which is newer.
+    /// Where both have different versions of a record, both are exchanged: a hash does not say which is newer. That goes for
+    /// what is kept and no longer told, too: who still has a deployment that was deleted long ago must hear of it.
     #[must_use]
     pub fn compare(&self, theirs: &[(RecordKey, u64)]) -> (Vec<RecordKey>, Vec<Record>) {
-        let theirs: BTreeMap<RecordKey, u64> = theirs.iter().take(NODES_MAX + DEPLOYMENTS_MAX).copied().collect();
-        let ours: BTreeMap<RecordKey, u64> = self.digest().into_iter().collect();
-        let wants = theirs.iter().filter(|(key, hash)| ours.get(key) != Some(hash)).map(|(key, _)| *key).collect();
-        let gives = ours.iter().filter(|(key, hash)| theirs.get(key) != Some(hash)).filter_map(|(key, _)| self.record(*key)).collect();
-        (wants, gives)
+        let theirs: BTreeMap<RecordKey, u64> = theirs.iter().take(RECORDS_MAX).copied().collect();
+        let wants = theirs.iter().filter(|(key, hash)| self.hash_of(**key) != Some(**hash)).map(|(key, _)| *key).collect();
+        let lacks = self.told().into_keys().filter(|key| !theirs.contains_key(key));
+        let differs = theirs.iter().filter(|(key, hash)| self.hash_of(**key).is_some_and(|ours| ours != **hash)).map(|(key, _)| *key);
+        (wants, lacks.chain(differs).filter_map(|key| self.record(key)).collect())
+    }
+
+    fn hash_of(&self, key: RecordKey) -> Option<u64> {
+        self.others.hash_of(key).or_else(|| match key {
+            RecordKey::Node(id) => self.nodes.get(&id).map(|entry| entry.1),
+            RecordKey::Deployment(id) => self.deployments.get(&id).map(|entry| entry.1),
+            RecordKey::Other(..) => None,
+        })
     }
 
     /// A record by its key.
     #[must_use]
     pub fn record(&self, key: RecordKey) -> Option<Record> {
+        if let Some(other) = self.others.record(key) {
+            return Some(Record::Other(other.clone()));
+        }
         match key {
             RecordKey::Node(id) => self.node(id).cloned().map(Record::Node),
             RecordKey::Deployment(id) => self.deployment(id).cloned().map(Record::Deployment),
+            RecordKey::Other(..) => None,
         }
     }
 
-    /// Everything, for a joiner.
+    /// Everything that is told, for a joiner.
     #[must_use]
     pub fn all(&self) -> Vec<Record> {
-        self.digest().into_iter().filter_map(|(key, _)| self.record(key)).collect()
+        self.told().into_keys().filter_map(|key| self.record(key)).collect()
     }
 }
 
@@ -184,7 +234,7 @@ fn hash(record: &Record) -> Result<u64, &'static str> {
 
 /// Whether a deployment's parts agree with each other.
 fn sound(record: &DeploymentRecord) -> Result<(), &'static str> {
-    if record.deleted {
+    if record.is_deleted() {
         return if record.plan.is_none() { Ok(()) } else { Err("a deleted deployment with a plan") };
     }
     if record.sheet.layers.is_empty() || record.sheet.layers.len() > LAYERS_MAX || record.wish.streams == 0 {
@@ -205,6 +255,3 @@ fn sound(record: &DeploymentRecord) -> Result<(), &'static str> {
 pub fn name_only(sheet: &ModelSheet) -> ModelSheet {
     ModelSheet { layers: Vec::new(), ..sheet.clone() }
 }
-
-#[cfg(test)]
-mod tests;

@@ -8,6 +8,7 @@ pub mod deployments;
 pub mod directory;
 pub mod generation;
 pub mod ids;
+pub mod lifetimes;
 pub mod links;
 pub mod membership;
 pub mod model;

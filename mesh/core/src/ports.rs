@@ -5,16 +5,22 @@ use std::sync::atomic::AtomicBool;
 
 use crate::generation::{Sampling, TokenLogprobs};
 use crate::ids::{Digest, NodeId, StreamId, Time};
+use crate::lifetimes::Wall;
 use crate::links::{Interface, LinkName, Measured, Way};
 use crate::model::{Contents, HeldModel, Layers, ModelSheet};
 use crate::plan::Numerics;
-use crate::records::{NodeRecord, Record};
+use crate::records::{NodeRecord, Record, RecordKey};
 use crate::wire::{LaneId, LaneOffer, Message};
 
 /// The time. Counts sleep (R8).
 pub trait Clock: Send + Sync {
     /// Now.
     fn now(&self) -> Time;
+    /// What the calendar says, for what is kept for days. May be wrong, and may jump. A virtual clock may leave it at this:
+    /// its own time.
+    fn wall(&self) -> Wall {
+        Wall(self.now().0 / 1_000_000)
+    }
 }
 
 /// Randomness for ids, seeds and jitter. Cores get drawn values handed in.
@@ -32,6 +38,11 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// What the operating system said, with the path.
     fn save(&self, record: &Record) -> Result<(), String>;
+    /// Removes a record, if it is there. It need not be gone after a power cut: it is then dropped again.
+    ///
+    /// # Errors
+    /// As [`Store::save`].
+    fn erase(&self, key: RecordKey) -> Result<(), String>;
 }
 
 /// Control connections to other nodes. Nothing here waits.
@@ -47,7 +58,7 @@ pub trait Carrier: Send + Sync {
     fn introduce(&self, me: &NodeRecord);
     /// Tries to reach a node at a multiaddress; a success shows as [`CarrierEvent::Up`].
     fn dial(&self, address: &str);
-    /// Ends all connections to a node that is held dead or was refused.
+    /// Ends all connections to a node that is gone for good, and dials it no more unless it is heard of anew.
     fn disconnect(&self, node: NodeId);
     /// The interfaces over which this node can be reached now, best guess first. Looks at the system; takes microseconds,
     /// a few milliseconds with hundreds of interfaces. A carrier without interfaces has none.
@@ -73,7 +84,6 @@ pub enum SendError {
 
 /// What control connections tell the node actor. The adapter runs hello, probes and redials itself.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "events are moved one by one; the large one is the rare one")]
 pub enum CarrierEvent {
     /// A node greeted us and both sides accepted. Carries its own record.
     Up(NodeRecord),

@@ -1,11 +1,17 @@
 //! What nodes tell each other and keep on disk: node records and deployment records.
 //!
 //! A record is written by one author at a time and versioned; the greater version wins, wherever it is heard and
-//! in whatever order. Merging is therefore commutative and idempotent: a lost message only costs time.
+//! in whatever order. Merging is therefore commutative and idempotent: a lost message only costs time. How they travel, and
+//! what becomes of kinds that this program does not know, is in [`envelope`].
+
+pub mod envelope;
+
+pub use envelope::{OtherRecord, Record, RecordKey};
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{BootId, DeploymentId, NodeId, PlanHash};
+use crate::lifetimes::Wall;
 use crate::links::{Interface, Path};
 use crate::model::{Contents, HeldModel, Layers, ModelSheet};
 use crate::plan::{Plan, Stage};
@@ -25,6 +31,11 @@ pub struct NodeRecord {
     pub version: u64,
     /// What it is doing.
     pub state: NodeState,
+    /// When it last said that it runs, by its own wall clock: renewed every hour. In a life that has just begun it is what
+    /// the life before said last.
+    pub alive: Wall,
+    /// When it last had another node beside it, by its own wall clock; `None` if never.
+    pub in_touch: Option<Wall>,
     /// What it can hold and how fast it is.
     pub capacity: Capacity,
     /// Hash of the bits that its kernels give for a fixed probe (N1).
@@ -42,10 +53,16 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
-    /// Greater wins: a later life before a later version.
+    /// Greater wins: a later life; then that this life was forgotten; then a later version.
     #[must_use]
-    pub fn order(&self) -> (u64, u64) {
-        (self.incarnation, self.version)
+    pub fn order(&self) -> (u64, bool, u64) {
+        (self.incarnation, self.state == NodeState::Forgotten, self.version)
+    }
+
+    /// Whether this life is over, by its own word or a person's.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, NodeState::Left | NodeState::Forgotten)
     }
 }
 
@@ -59,6 +76,9 @@ pub enum NodeState {
     Leaving,
     /// Left on purpose.
     Left,
+    /// Somebody said to forget this life of it (F36). Said by others: the node itself, if it is there after all, answers with
+    /// a later incarnation.
+    Forgotten,
 }
 
 /// What a node can hold and how fast it is.
@@ -100,15 +120,21 @@ pub struct DeploymentRecord {
     pub plan: Option<Plan>,
     /// How it goes.
     pub status: DeploymentStatus,
-    /// Set for ever once the user deleted it: beats every version (R16).
-    pub deleted: bool,
+    /// When the user deleted it, by the wall clock of the node that was asked: beats every version (R16).
+    pub deleted: Option<Wall>,
 }
 
 impl DeploymentRecord {
-    /// The total order of R1 and R16: deletion, then term, epoch, revision, author, plan hash.
+    /// The total order of R1 and R16: deletion (the later one), then term, epoch, revision, author, plan hash.
     #[must_use]
-    pub fn order(&self) -> (bool, PlanId, Option<PlanHash>) {
+    pub fn order(&self) -> (Option<Wall>, PlanId, Option<PlanHash>) {
         (self.deleted, self.version, self.plan.as_ref().map(Plan::hash))
+    }
+
+    /// Whether this is a tombstone.
+    #[must_use]
+    pub fn is_deleted(&self) -> bool {
+        self.deleted.is_some()
     }
 }
 
@@ -165,34 +191,4 @@ pub enum DeploymentStatus {
         /// The last failure.
         why: String,
     },
-}
-
-/// Anything that gossip carries. One that this version does not know is carried on untouched by the directory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(clippy::large_enum_variant, reason = "records are few, and most of their bytes are behind vectors anyway")]
-pub enum Record {
-    /// A node.
-    Node(NodeRecord),
-    /// A deployment.
-    Deployment(DeploymentRecord),
-}
-
-/// Names a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum RecordKey {
-    /// A node's.
-    Node(NodeId),
-    /// A deployment's.
-    Deployment(DeploymentId),
-}
-
-impl Record {
-    /// Its name.
-    #[must_use]
-    pub fn key(&self) -> RecordKey {
-        match self {
-            Self::Node(record) => RecordKey::Node(record.node),
-            Self::Deployment(record) => RecordKey::Deployment(record.id),
-        }
-    }
 }

@@ -27,6 +27,8 @@ fn main() {
         incarnation: 1,
         version: 0,
         state: NodeState::Up,
+        alive: SystemClock.wall(),
+        in_touch: None,
         capacity: Capacity::default(),
         numerics_class: 0,
         addresses: Vec::new(),

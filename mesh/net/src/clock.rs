@@ -1,6 +1,7 @@
 //! The two sources that the cores may not have: a clock that counts sleep (R8), and random bits.
 
 use mesh_core::ids::Time;
+use mesh_core::lifetimes::Wall;
 use mesh_core::ports::{Clock, Entropy};
 
 #[cfg(target_os = "macos")]
@@ -17,6 +18,10 @@ pub struct SystemClock;
 impl Clock for SystemClock {
     fn now(&self) -> Time {
         Time(nanoseconds())
+    }
+    fn wall(&self) -> Wall {
+        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Wall(u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX))
     }
 }
 

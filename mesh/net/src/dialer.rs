@@ -1,4 +1,5 @@
-//! Whom to dial, where, and when: pauses grow from 0.25 s to 5 s and never end while somebody is missed (F9).
+//! Whom to dial, where, and when: pauses grow from 0.25 s to 5 s (4 s for whom the operator named, so that a seed that comes
+//! up late is found within 5 s, jitter included) and never end while somebody is missed (F9).
 //!
 //! Pure but for the peer and address types: time and jitter are handed in.
 
@@ -12,6 +13,8 @@ use crate::interfaces::place_of;
 
 const PAUSE_FIRST_MS: u64 = 250;
 const PAUSE_MAX_MS: u64 = 5_000;
+/// The same for places that the operator named.
+const PAUSE_NAMED_MAX_MS: u64 = 4_000;
 /// After a refusal in words or by secret: a person has to act first. Doubles for those whom nobody named: they are probably
 /// neighbours of another mesh, and will stay that.
 const PAUSE_REFUSED_MS: u64 = 30_000;
@@ -212,7 +215,8 @@ impl Dialer {
             }
             Outcome::Failed => {
                 let pause_ms = target.pause_ms;
-                target.pause_ms = (pause_ms * 2).min(PAUSE_MAX_MS);
+                let most = if target.origin == Origin::Configured { PAUSE_NAMED_MAX_MS } else { PAUSE_MAX_MS };
+                target.pause_ms = (pause_ms * 2).min(most);
                 pause_ms
             }
             Outcome::Unwelcome if target.origin == Origin::Heard => {
@@ -320,8 +324,8 @@ mod tests {
             pauses.push(next.ms_since(now));
             now = next;
         }
-        assert_eq!(pauses[..6], [250, 500, 1000, 2000, 4000, 5000]);
-        assert_eq!(pauses[59], 5000);
+        assert_eq!(pauses[..6], [250, 500, 1000, 2000, 4000, 4000]);
+        assert_eq!(pauses[59], 4000);
     }
 
     #[test]

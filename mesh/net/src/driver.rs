@@ -133,6 +133,10 @@ impl Driver {
         let mut swarm =
             swarm::build(config.key.pair(), config.secret, discover, &topic).map_err(|error| NetError::System(error.to_string()))?;
         listen(&mut swarm, &config.listen, &shared).await?;
+        #[cfg(feature = "mdns")]
+        if discover {
+            tokio::spawn(crate::announce::announce(shared.clone())); // ends with this thread's runtime
+        }
         let mut dialer = Dialer::new(*swarm.local_peer_id());
         config.peers.iter().try_for_each(|peer| dialer.add(now, peer, true)).map_err(NetError::Peer)?;
         Ok(Self {

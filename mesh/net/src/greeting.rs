@@ -107,6 +107,7 @@ fn version_of(bytes: &[u8]) -> Option<u32> {
 #[cfg(test)]
 pub(crate) mod tests {
     use mesh_core::ids::BootId;
+    use mesh_core::lifetimes::Wall;
     use mesh_core::records::{Capacity, NodeState};
 
     use super::*;
@@ -120,6 +121,8 @@ pub(crate) mod tests {
             incarnation: 1,
             version: 0,
             state: NodeState::Up,
+            alive: Wall::default(),
+            in_touch: None,
             capacity: Capacity::default(),
             numerics_class: 0,
             addresses: Vec::new(),

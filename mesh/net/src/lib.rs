@@ -11,6 +11,8 @@
 //! What this room must *not* know: models, plans, tensors, actors. It reads no message but hello, goodbye, ping, pong and words.
 
 mod admit;
+#[cfg(feature = "mdns")]
+mod announce;
 mod clock;
 #[cfg(target_os = "macos")]
 mod clock_macos;

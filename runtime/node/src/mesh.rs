@@ -5,6 +5,8 @@
 //! meshes in one process do not know of each other. The library installs no signal handler, no log subscriber and no
 //! thread pool.
 
+mod forget;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -19,6 +21,8 @@ use mesh_core::ports::{ModelError, Models};
 use mesh_core::records::{DeploymentRecord, DeploymentStatus, Wish};
 use mesh_models::library::{GenerationDefaults, Library};
 use mesh_models::text::{ChatRequest, Start, TextError, TextModel};
+
+pub use forget::ForgetError;
 
 use crate::answer::{Answer, GenerateOptions, Prompt};
 use crate::settings::{Settings, SettingsError};

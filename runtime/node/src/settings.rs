@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use mesh_core::lifetimes::Lifetimes;
 use serde::Deserialize;
 
 /// Everything a node is told. `Settings::default()` is a node that finds its neighbours and serves loopback.
@@ -32,6 +33,8 @@ pub struct Settings {
     pub threads: Option<u16>,
     /// Whether to find and be found by multicast DNS on the local network.
     pub mdns: bool,
+    /// How long what has ended is remembered. Only for programs: all nodes of a mesh should agree, so the file has no key.
+    pub lifetimes: Lifetimes,
 }
 
 /// Where and how to serve HTTP.
@@ -70,6 +73,7 @@ impl Default for Settings {
             memory_bytes: None,
             threads: None,
             mdns: true,
+            lifetimes: Lifetimes::default(),
         }
     }
 }

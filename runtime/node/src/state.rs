@@ -6,7 +6,8 @@
 //! mesh.json       name and secret of the mesh, mode 0600
 //! incarnation     counts starts; raised on disk before joining (R15)
 //! records/*.rec   newest version of each deployment record, one file each
-//! records/*.node  what other nodes last said about themselves: where to look for them after a restart
+//! records/*.node  what nodes last said about themselves: where to look for the others after a restart, and when this one ran
+//! records/*.other what newer programs said: carried on
 //! contents.json   hashes of model files that were read whole: a cache, safe to remove
 //! api.json        where the running node serves HTTP, for the other commands; removed at a clean stop
 //! ```
@@ -16,6 +17,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use mesh_core::ids::NodeId;
 use mesh_core::ports::Store;
 use mesh_core::records::{Record, RecordKey};
 use mesh_core::wire;
@@ -212,6 +214,7 @@ impl RecordFiles {
         self.dir.join(match key {
             RecordKey::Deployment(id) => format!("{id}.rec"),
             RecordKey::Node(id) => format!("{id}.node"),
+            RecordKey::Other(kind, id) => format!("{kind}-{}.other", NodeId(id)),
         })
     }
 
@@ -236,7 +239,7 @@ impl Store for RecordFiles {
         paths.sort();
         paths
             .iter()
-            .filter(|path| path.extension().is_some_and(|extension| extension == "rec" || extension == "node"))
+            .filter(|path| path.extension().is_some_and(|extension| ["rec", "node", "other"].iter().any(|known| extension == *known)))
             .filter_map(|path| match Self::read(path) {
                 Ok(record) => Some(record),
                 Err(why) => {
@@ -254,6 +257,14 @@ impl Store for RecordFiles {
         // Where a node was last is a help, not a promise: it need not survive a power cut, and is not worth a flush.
         let flush = matches!(record, Record::Deployment(_));
         write_whole(&path, &bytes, flush).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    fn erase(&self, key: RecordKey) -> Result<(), String> {
+        let path = self.path_of(key);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -297,7 +308,7 @@ fn restrict(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mesh_core::ids::{DeploymentId, Digest, NodeId};
+    use mesh_core::ids::{DeploymentId, Digest};
     use mesh_core::model::ModelSheet;
     use mesh_core::records::{DeploymentRecord, DeploymentStatus, PlanId, Wish};
 
@@ -323,7 +334,7 @@ mod tests {
             version: PlanId { term: 1, epoch: 0, revision: 0, coordinator: NodeId([2; 32]) },
             plan: None,
             status: DeploymentStatus::Planning,
-            deleted: false,
+            deleted: None,
         })
     }
 

@@ -59,6 +59,8 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
         incarnation,
         version: 0,
         state: NodeState::Up,
+        alive: SystemClock.wall(),
+        in_touch: None,
         capacity: capacity::measure(memory, threads),
         numerics_class: library.numerics_class(),
         addresses: Vec::new(),
@@ -109,6 +111,7 @@ pub(crate) fn start(settings: Settings) -> Result<NodeThread, JoinError> {
         router,
         workers: Arc::new(Threads),
         threads,
+        lifetimes: settings.lifetimes,
         stage_limits: mesh_core::stage::Limits::default(),
         stream_limits: mesh_core::stream::Limits::default(),
     };

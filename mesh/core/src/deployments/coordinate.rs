@@ -166,7 +166,7 @@ fn plan_at_work(record: &DeploymentRecord) -> Option<&Plan> {
 impl Deployments {
     /// Does the next thing for a deployment, if it is for us to do.
     pub(super) fn drive(&mut self, now: Time, id: DeploymentId, effects: &mut Vec<Effect>) {
-        let Some(record) = self.directory.deployment(id).filter(|record| !record.deleted).cloned() else { return };
+        let Some(record) = self.directory.deployment(id).filter(|record| !record.is_deleted()).cloned() else { return };
         let driving = &mut self.desk(id).driving;
         if driving.pending || driving.save_again_at.is_some_and(|at| now < at) {
             return;
@@ -174,6 +174,9 @@ impl Deployments {
         driving.save_again_at = None;
         if self.me.state != NodeState::Up {
             return; // leaving: others take over
+        }
+        if self.settle_twins(now, &record, effects) {
+            return;
         }
         if record.version.coordinator != self.me.node {
             return self.succeed(now, &record, effects);
@@ -502,7 +505,7 @@ impl Deployments {
     }
 
     /// Whether a coordinator is dead, has left or is about to.
-    fn is_gone(&self, now: Time, node: NodeId) -> bool {
+    pub(super) fn is_gone(&self, now: Time, node: NodeId) -> bool {
         let leaving = self.directory.node(node).is_some_and(|record| record.state != NodeState::Up);
         match self.health(node) {
             Health::Up | Health::Suspect => leaving,
@@ -512,7 +515,7 @@ impl Deployments {
     }
 
     /// The live node with the highest rank (rendezvous hashing, Thaler and Ravishankar 1998).
-    fn successor(&self, id: DeploymentId) -> NodeId {
+    pub(super) fn successor(&self, id: DeploymentId) -> NodeId {
         let stays = |node: &NodeId| self.directory.node(*node).is_none_or(|record| record.state == NodeState::Up);
         let rank = |node: &NodeId| {
             let mut bytes = [0; 48];
@@ -528,7 +531,7 @@ impl Deployments {
     /// # Errors
     /// Nothing fits.
     pub fn preview(&self, sheet: &ModelSheet, wish: &Wish) -> Result<Planned, NoPlan> {
-        let deployed = self.directory.deployments().find(|record| !record.deleted && record.sheet.digest == sheet.digest);
+        let deployed = self.directory.deployments().find(|record| !record.is_deleted() && record.sheet.digest == sheet.digest);
         let contents = self.own_contents(sheet).or(deployed.and_then(|record| record.contents.as_ref()));
         self.plan_for(deployed.map(|record| record.id), sheet, contents, wish, None)
     }
@@ -578,7 +581,7 @@ impl Deployments {
             (Health::Down, ..) => Some(format!("{} is down", record.name)),
             (Health::Suspect, ..) => Some(format!("{} does not answer", record.name)),
             (Health::Unmet, ..) => Some(format!("{} has not greeted this node", record.name)),
-            (_, NodeState::Leaving | NodeState::Left, _) => Some(format!("{} is leaving", record.name)),
+            (_, NodeState::Leaving | NodeState::Left | NodeState::Forgotten, _) => Some(format!("{} is leaving", record.name)),
             (.., Some((boot, why))) if *boot == record.boot => Some(format!("{} failed: {why}", record.name)),
             _ => contents.and_then(|contents| copies::another_copy(record, sheet, contents)),
         };
@@ -596,7 +599,7 @@ impl Deployments {
 
     /// What other deployments take of a node, as planned.
     fn taken_bytes(&self, node: NodeId, but: Option<DeploymentId>) -> u64 {
-        let others = self.directory.deployments().filter(|record| !record.deleted && Some(record.id) != but);
+        let others = self.directory.deployments().filter(|record| !record.is_deleted() && Some(record.id) != but);
         let bytes = others.filter_map(|record| {
             let plan = plan_at_work(record)?;
             let (_, stage) = plan.stage_of(node)?;

@@ -11,11 +11,13 @@ use crate::wire::Message;
 use super::{Deployments, EXCHANGE_MS, Effect, Health, NEWCOMER_MS};
 
 /// Keys of a `Want` that are answered at most: as many as a directory has.
-const WANTED_MAX: usize = crate::directory::NODES_MAX + crate::directory::DEPLOYMENTS_MAX;
+const WANTED_MAX: usize = crate::directory::RECORDS_MAX;
 
 impl Deployments {
     pub(super) fn on_heard(&mut self, now: Time, from: NodeId, message: Message, effects: &mut Vec<Effect>) {
         match message {
+            // Not before it has greeted us: only then is it clear whether what we have may still be told (`standing`).
+            Message::Summary(_) | Message::Digest(_) | Message::Want(_) if !self.peers.contains_key(&from) => {}
             Message::Summary(theirs) if theirs != self.summary() => {
                 effects.push(Effect::Send { to: from, message: Message::Digest(self.directory.digest()) });
             }

@@ -50,7 +50,7 @@ impl Deployments {
     /// Compares what the newest record asks of this node with what its shard was told.
     pub(super) fn serve(&mut self, now: Time, id: DeploymentId, effects: &mut Vec<Effect>) {
         let Some(record) = self.directory.deployment(id) else { return };
-        if record.deleted {
+        if record.is_deleted() {
             return self.retire_now(id, effects);
         }
         if self.desks.get(&id).and_then(|desk| desk.local.again_at).is_some_and(|at| now < at) {
@@ -114,7 +114,7 @@ impl Deployments {
         }
     }
 
-    fn retire_now(&mut self, id: DeploymentId, effects: &mut Vec<Effect>) {
+    pub(super) fn retire_now(&mut self, id: DeploymentId, effects: &mut Vec<Effect>) {
         let local = &mut self.desk(id).local;
         if local.told.is_some() {
             *local = Local::default();

@@ -1,6 +1,7 @@
 //! The core in small worlds: a few nodes, messages that are late, doubled or lost, crashes, partitions, full disks. After
 //! the world heals, all must agree on one record and one plan that answers.
 
+mod ends;
 mod world;
 
 use proptest::prelude::*;
@@ -224,7 +225,7 @@ fn a_deleted_deployment_stays_deleted_through_a_restart_of_everyone() {
     world.restart(1);
     world.run(10_000);
     for node in 0..3 {
-        assert!(world.only_record(node).deleted);
+        assert!(world.only_record(node).is_deleted());
         assert!(world.shard_count(node) == 0);
     }
 }
@@ -294,7 +295,7 @@ fn step_lone(core: &mut Deployments, now: Time, input: Input) -> usize {
 /// A lone node that waits for memory and stops for twenty seconds; and when it is woken.
 fn frozen_while_it_waits() -> (Deployments, Time) {
     let start = Time(1_000_000_000);
-    let mut core = Deployments::new(start, world::node_record(0, 1 << 28), Vec::new());
+    let mut core = Deployments::new(start, world::node_record(0, 1 << 28), Directory::default(), Vec::new());
     let mut effects = Vec::new();
     let wish = Wish { split: None, context: None, streams: 1, place: Vec::new() };
     core.deploy(7, world::large_sheet(), wish, &mut effects).expect("a plain wish");

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::generation::{Attempt, FinishReason, Sampling, TokenLogprobs};
 use crate::ids::Digest;
+use crate::lifetimes::Wall;
 use crate::links::{Interface, LinkName, LinkSaid, LinkState, Measured, NotNow, Path};
 use crate::model::{Contents, FileContents, HeldModel, LayerCost, ModelSheet};
 use crate::plan::{Numerics, Stage};
@@ -44,6 +45,8 @@ fn node_record() -> NodeRecord {
         incarnation: 3,
         version: 9,
         state: NodeState::Leaving,
+        alive: Wall::default(),
+        in_touch: None,
         capacity: Capacity { memory_bytes: 1 << 40, memory_bandwidth: 2, flops: 3, threads: 4 },
         numerics_class: 99,
         addresses: vec!["/ip4/127.0.0.1/tcp/1".to_owned()],
@@ -67,7 +70,7 @@ fn deployment(status: DeploymentStatus) -> Record {
         version: PlanId { term: 1, epoch: 2, revision: 3, coordinator: NODE },
         plan: Some(plan()),
         status,
-        deleted: false,
+        deleted: None,
     })
 }
 
@@ -206,7 +209,7 @@ fn the_bytes_of_a_message_are_what_they_were() {
     assert_eq!(encode(&Message::Summary(1)).expect("short"), [18, 1]);
     assert_eq!(
         encode(&Message::Want(vec![RecordKey::Deployment(DeploymentId(1))])).expect("short"),
-        [&[5, 1, 1][..], &[0; 15], &[1]].concat()
+        [&[5, 1, 2][..], &[0; 15], &[1], &[0; 16]].concat()
     );
 }
 

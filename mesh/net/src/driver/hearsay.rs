@@ -7,7 +7,7 @@ use mesh_core::ids::Time;
 use mesh_core::links::InterfaceKind;
 use mesh_core::membership::{Input, LinkId};
 use mesh_core::ports::{CarrierEvent, Clock};
-use mesh_core::records::{NodeRecord, NodeState, Record};
+use mesh_core::records::{NodeRecord, Record};
 use mesh_core::wire;
 
 use super::{Command, Driver, LONELY_MS, Phase};
@@ -37,7 +37,7 @@ impl Driver {
     /// Whoever speaks of itself is there to be connected to: a full mesh.
     pub(super) fn learn(&mut self, record: &NodeRecord) {
         let Some(peer) = peer_of(record.node) else { return };
-        if record.state == NodeState::Left {
+        if record.is_over() {
             self.dialer.forget(peer);
             return;
         }
@@ -76,7 +76,8 @@ impl Driver {
             format!("no other node was heard in {seconds} s: no network interface is up")
         } else {
             format!(
-                "no other node was heard in {seconds} s by multicast on {}; if there is one, multicast is blocked: name it as HOST:PORT",
+                "no other node was heard in {seconds} s by multicast on {}; if there is one, multicast is blocked between the two: join with its \
+                 invitation, or name it as a peer (--peer HOST:PORT)",
                 there.join(", ")
             )
         };
@@ -95,6 +96,9 @@ impl Driver {
             Command::Dial(text) => self.on_dial(&text),
             Command::Disconnect(node) => {
                 self.inputs.push_back(Input::Drop(node));
+                if let Some(peer) = peer_of(node) {
+                    self.dialer.forget(peer);
+                }
                 let known: Vec<LinkId> =
                     self.connections.iter().filter(|(_, c)| c.node == node && c.phase != Phase::Known).map(|(id, _)| *id).collect();
                 known.into_iter().for_each(|id| self.close(id));

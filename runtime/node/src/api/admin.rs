@@ -12,7 +12,7 @@ use serde_json::json;
 use super::ApiState;
 use super::answers::read;
 use super::errors::ApiError;
-use crate::mesh::{DeployError, Mesh};
+use crate::mesh::{DeployError, ForgetError, Mesh};
 
 /// A model and how it is wished for: body of plan and deploy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -120,8 +120,29 @@ pub async fn undeploy(state: Data<ApiState>, name: Path<String>) -> Result<HttpR
     Ok(HttpResponse::Ok().json(json!({ "undeployed": *name })))
 }
 
+/// `DELETE /mesh/v1/nodes/{name or start of the id}`: forgets a node that is gone for good.
+///
+/// # Errors
+/// 404 with the list, 409 if more than one is meant or the node is up, or the asked node has stopped.
+pub async fn forget(state: Data<ApiState>, name: Path<String>) -> Result<HttpResponse, ApiError> {
+    let node = state.mesh.forget(&name).await?;
+    Ok(HttpResponse::Ok().json(json!({ "forgotten": node })))
+}
+
 fn stopped<E>(_: E) -> ApiError {
     ApiError::unavailable("shutting_down", "the node has stopped")
+}
+
+impl From<ForgetError> for ApiError {
+    fn from(error: ForgetError) -> Self {
+        let message = error.to_string();
+        match error {
+            ForgetError::Unknown { .. } => Self::refused(StatusCode::NOT_FOUND, "node_not_found", message),
+            ForgetError::Ambiguous { .. } => Self::refused(StatusCode::CONFLICT, "node_ambiguous", message),
+            ForgetError::Refused(_) => Self::refused(StatusCode::CONFLICT, "node_here", message),
+            ForgetError::Gone => Self::unavailable("shutting_down", message),
+        }
+    }
 }
 
 impl From<DeployError> for ApiError {

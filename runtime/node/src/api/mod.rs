@@ -128,6 +128,7 @@ fn routes(app: &mut web::ServiceConfig) {
         .route("/mesh/v1/plan", web::post().to(admin::plan))
         .route("/mesh/v1/deployments", web::post().to(admin::deploy))
         .route("/mesh/v1/deployments/{name:.*}", web::delete().to(admin::undeploy))
+        .route("/mesh/v1/nodes/{name:.*}", web::delete().to(admin::forget))
         .default_service(web::to(nowhere));
 }
 

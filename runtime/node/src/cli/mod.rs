@@ -10,6 +10,7 @@ use out::OutError;
 mod bench;
 mod demo;
 mod deploy;
+mod forget;
 mod join;
 mod links;
 mod logs;
@@ -44,6 +45,8 @@ enum Command {
     Status(status::Status),
     /// Show the links to other nodes: which interfaces, how quick, which are used and why
     Links(links::Links),
+    /// Forget a node that is gone for good
+    Forget(forget::Forget),
     /// Show models on the node's disk
     Models(show::Models),
     /// Show where a model would be placed, and why; changes nothing
@@ -69,6 +72,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Run(run) => run.run(),
         Command::Status(status) => status.run(),
         Command::Links(links) => links.run(),
+        Command::Forget(forget) => forget.run(),
         Command::Models(models) => models.run(),
         Command::Plan(plan) => plan.run(),
         Command::Token(token) => token.run(),

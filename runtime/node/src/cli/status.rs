@@ -43,7 +43,7 @@ impl Status {
 /// The status as text. Works on the JSON, so that an older command can show a newer node.
 #[must_use]
 pub fn table(status: &Value) -> String {
-    let mut out = String::from("NODE                 ID        STATE    START  MEMORY     SHARDS\n");
+    let mut out = String::from("NODE                 ID        STATE         START  MEMORY     SHARDS\n");
     let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
     let mut names = BTreeMap::new();
     for node in &nodes {
@@ -52,10 +52,11 @@ pub fn table(status: &Value) -> String {
         names.insert(id.clone(), text(record, "name"));
         let mark = if status["me"] == record["node"] { "*" } else { " " };
         let state = if record["state"] == "leaving" { "leaving".to_owned() } else { text(node, "health") };
+        let state = node["away_ms"].as_u64().map_or_else(|| state.clone(), |ms| format!("{state} {}", for_people(ms)));
         let memory = human(record["capacity"]["memory_bytes"].as_u64().unwrap_or(0));
         let shards: Vec<String> = record["shards"].as_array().into_iter().flatten().map(|shard| shard_text(status, &id, shard)).collect();
         out += &format!(
-            "{mark}{:<20}{:<10}{:<9}{:<7}{:<11}{}\n",
+            "{mark}{:<20}{:<10}{:<14}{:<7}{:<11}{}\n",
             cut(&text(record, "name"), 19),
             &id[..id.len().min(8)],
             state,
@@ -130,6 +131,16 @@ fn unmet(record: &Value, plan: &Value, names: &BTreeMap<String, String>) -> Opti
     }
     let split = wish["split"].as_u64().filter(|split| *split != stages.len() as u64)?;
     Some(format!("{split} stages"))
+}
+
+/// A time for people: its largest unit.
+fn for_people(ms: u64) -> String {
+    let seconds = ms / 1_000;
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3_600 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3_600),
+    }
 }
 
 fn layers(value: &Value) -> String {
@@ -243,6 +254,10 @@ mod tests {
             "me": "aa", "nodes": [{ "record": { "node": "aa", "name": "x", "incarnation": 2, "shards": [{ "deployment": "d", "layers": { "first": 0, "end": 8 } }, { "deployment": "d", "layers": { "first": 2, "end": 5 } }] }, "health": "suspect", "why": "reached only through y" }],
             "deployments": [{ "other_copies": [["bb", "y's copy is another"]], "record": { "id": "d", "plan": { "stages": [{ "node": "aa", "layers": { "first": 0, "end": 8 } }] }, "wish": { "split": 2, "place": [] }, "sheet": { "name": "m" }, "status": { "waiting": { "why": "too big" } }, "version": { "term": 1, "epoch": 2 } } }]
         }));
+        let gone = table(
+            &json!({ "nodes": [{ "record": { "node": "aa", "name": "x", "incarnation": 2 }, "health": "down", "away_ms": 7_300_000 }] }),
+        );
+        assert!(gone.contains("down 2 h"), "{gone}");
         assert!(text.contains("0..8 (2..5)") && text.contains("y's copy is another") && text.contains("asked for: 2 stages"), "{text}");
         assert!(text.contains("too big") && text.contains("epoch 2") && text.contains("only through y"), "{text}");
     }

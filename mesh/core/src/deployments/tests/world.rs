@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::ids::Digest;
+use crate::lifetimes::Lifetimes;
 use crate::model::{Contents, FileContents, LayerCost, Layers};
 use crate::records::{Capacity, RecordKey};
 use crate::wire::ShardState;
@@ -33,6 +34,8 @@ pub fn node_record(node: usize, memory_bytes: u64) -> NodeRecord {
         incarnation: 1,
         version: 0,
         state: NodeState::Up,
+        alive: Wall::default(),
+        in_touch: None,
         capacity: Capacity { memory_bytes, ..Capacity::default() },
         numerics_class: 0,
         addresses: Vec::new(),
@@ -74,6 +77,8 @@ struct Node {
     boot: u128,
     /// Which copy of the models its files hold; 0 = they were not read yet.
     copy: u8,
+    clock_ahead_ms: u64,
+    forgotten: Vec<NodeId>,
     frozen_until: u64,
     shards: BTreeMap<DeploymentId, Shard>,
     /// Peers it believes to be connected with, and in which life.
@@ -95,6 +100,7 @@ pub struct World {
     nodes: Vec<Node>,
     events: BTreeMap<(u64, u64), Event>,
     part: u8,
+    lifetimes: Lifetimes,
     pub loads: u32,
     pub loads_fail: bool,
     pub steps: u64,
@@ -104,12 +110,19 @@ pub struct World {
 
 impl World {
     pub fn new(seed: u64, count: usize) -> Self {
+        Self::with_lifetimes(seed, count, Lifetimes::default())
+    }
+
+    /// A world in which what has ended is remembered for so long.
+    pub fn with_lifetimes(seed: u64, count: usize, lifetimes: Lifetimes) -> Self {
         let node = |_| Node {
             core: None,
             disk: BTreeMap::new(),
             disk_full: false,
             boot: 0,
             copy: 0,
+            clock_ahead_ms: 0,
+            forgotten: Vec::new(),
             frozen_until: 0,
             shards: BTreeMap::new(),
             met: BTreeMap::new(),
@@ -122,13 +135,19 @@ impl World {
             nodes: (0..count).map(node).collect(),
             events: BTreeMap::new(),
             part: 0,
+            lifetimes,
             loads: 0,
             loads_fail: false,
             steps: 0,
             notices: Vec::new(),
             heard_of: BTreeSet::new(),
         };
-        (0..count).for_each(|node| world.restart(node));
+        for node in 0..count {
+            // Clocks ten minutes apart, or as much of that as these lifetimes allow.
+            let drawn = (seed ^ node as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+            world.nodes[node].clock_ahead_ms = drawn % ((lifetimes.margin_ms() / 2).min(600_000) + 1);
+            world.restart(node);
+        }
         world
     }
 
@@ -138,7 +157,7 @@ impl World {
         self.random ^= self.random << 17;
         self.random % below.max(1)
     }
-    fn now(&self) -> Time {
+    pub fn now(&self) -> Time {
         Time(self.now_ms * 1_000_000)
     }
     pub fn id(&self, node: usize) -> NodeId {
@@ -153,6 +172,14 @@ impl World {
     fn later(&mut self, ms: u64, event: Event) {
         self.sequence += 1;
         self.events.insert((self.now_ms + ms, self.sequence), event);
+    }
+
+    /// The wall clock of a node: they differ by some minutes.
+    fn wall(&self, node: usize) -> Wall {
+        Wall(1_700_000_000_000 + self.now_ms).plus_ms(self.nodes[node].clock_ahead_ms)
+    }
+    fn directory(&self, node: usize) -> Directory {
+        Directory::new(self.lifetimes, self.wall(node))
     }
 
     fn record(&self, node: usize) -> NodeRecord {
@@ -179,7 +206,7 @@ impl World {
         self.nodes[node].boot = u128::from(self.draw(u64::MAX)) << 8 | node as u128;
         let (now, record) = (self.now(), self.record(node));
         let records = self.nodes[node].disk.values().cloned().collect();
-        self.nodes[node].core = Some(Deployments::new(now, record, records));
+        self.nodes[node].core = Some(Deployments::new(now, record, self.directory(node), records));
         self.nodes[node].shards.clear();
         self.meet();
     }
@@ -271,10 +298,6 @@ impl World {
         if node >= self.nodes.len() || self.nodes[node].core.is_none() {
             return;
         }
-        // One deployment a world: two that are asked for on two sides of a partition are two.
-        if self.part != 0 && self.nodes[node].core.as_ref().is_some_and(|core| core.directory().deployments().count() == 0) {
-            return;
-        }
         let drawn = u128::from(self.draw(u64::MAX));
         let (wish, mut effects) = (Wish { split, context: None, streams: 1, place: Vec::new() }, Vec::new());
         let _ = self.core(node).deploy(drawn, sheet, wish, &mut effects);
@@ -283,7 +306,7 @@ impl World {
 
     pub fn undeploy(&mut self, node: usize) {
         let Some(core) = self.nodes.get_mut(node).and_then(|node| node.core.as_mut()) else { return };
-        let live = core.directory().deployments().find(|record| !record.deleted).map(|record| record.id);
+        let live = core.directory().deployments().find(|record| !record.is_deleted()).map(|record| record.id);
         let mut effects = Vec::new();
         if let Some(id) = live {
             core.undeploy(id, &mut effects).expect("it is there");
@@ -306,7 +329,8 @@ impl World {
                 }
                 (Some((at, node)), _) if at <= end => {
                     self.now_ms = self.now_ms.max(at);
-                    self.step(node, Input::Elapsed);
+                    let wall = self.wall(node);
+                    self.step(node, Input::Wall(wall));
                 }
                 _ => break,
             }
@@ -368,7 +392,7 @@ impl World {
         self.step(node, Input::Mine { models, shards, state: NodeState::Up });
     }
 
-    fn step(&mut self, node: usize, input: Input) {
+    pub fn step(&mut self, node: usize, input: Input) {
         let (now, mut effects) = (self.now(), Vec::new());
         self.steps += 1;
         if let Some(core) = self.nodes[node].core.as_mut() {
@@ -377,7 +401,7 @@ impl World {
         }
     }
 
-    fn perform(&mut self, node: usize, effects: Vec<Effect>) {
+    pub fn perform(&mut self, node: usize, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Publish(record) if self.nodes[node].disk_full => {
@@ -405,6 +429,10 @@ impl World {
                     self.later(ms, Event::Probe(node, boot, deployment, plan));
                 }
                 Effect::Notice(notice) => self.notices.push(notice),
+                Effect::Forgotten(gone) => self.nodes[node].forgotten.push(gone),
+                Effect::Erase(key) => {
+                    self.nodes[node].disk.remove(&key);
+                }
                 Effect::Keep(_) | Effect::Fenced { .. } | Effect::NodeGone(_) => {}
             }
         }
@@ -468,6 +496,20 @@ impl World {
         self.report(node, id);
     }
 
+    pub fn deployments_on_disk(&self, node: usize) -> usize {
+        self.nodes[node].disk.keys().filter(|key| matches!(key, RecordKey::Deployment(_))).count()
+    }
+    pub fn nodes_on_disk(&self, node: usize) -> usize {
+        self.nodes[node].disk.keys().filter(|key| matches!(key, RecordKey::Node(_))).count()
+    }
+    /// Nodes that its carrier was told to dial no more.
+    pub fn forgotten(&self, node: usize) -> &[NodeId] {
+        &self.nodes[node].forgotten
+    }
+    /// An empty disk, as on another machine.
+    pub fn wipe(&mut self, node: usize) {
+        self.nodes[node].disk.clear();
+    }
     pub fn record_count(&mut self, node: usize) -> usize {
         self.core(node).directory().deployments().count()
     }
@@ -486,7 +528,7 @@ impl World {
         for &node in &live[1..] {
             assert_eq!(agreed, records(self, node), "n{} and n{node} disagree", live[0]);
         }
-        for record in agreed.iter().filter(|record| !record.deleted) {
+        for record in agreed.iter().filter(|record| !record.is_deleted()) {
             // A wish for more stages than nodes may wait; a shard that was made to panic may be given up.
             if matches!(record.status, DeploymentStatus::Failed { .. })
                 || record.wish.split.is_some_and(|split| usize::from(split) > live.len())
@@ -501,7 +543,7 @@ impl World {
                 assert_eq!((shard.plan, shard.layers, &shard.state), (plan.hash(), stage.layers, &ShardState::Wired));
             }
         }
-        for record in agreed.iter().filter(|record| record.deleted) {
+        for record in agreed.iter().filter(|record| record.is_deleted()) {
             assert!(self.nodes.iter().all(|node| !node.shards.contains_key(&record.id)), "a deleted deployment keeps memory");
         }
     }
