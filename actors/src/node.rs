@@ -21,7 +21,7 @@ use std::time::Duration;
 use actix::prelude::*;
 use mesh_core::deployments::{Deployments, Effect, Health, Input};
 use mesh_core::directory::Directory;
-use mesh_core::ids::NodeId;
+use mesh_core::ids::{NodeId, Time};
 use mesh_core::lifetimes::Lifetimes;
 use mesh_core::model::HeldModel;
 use mesh_core::ports::{Carrier, CarrierEvent, Channels, Clock, Entropy, Models, Store};

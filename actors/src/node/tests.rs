@@ -8,7 +8,8 @@ use actix::System;
 use mesh_core::generation::{FinishReason, GenerationRequest, Sampling, StreamError};
 use mesh_core::ids::DeploymentId;
 use mesh_core::model::ModelSheet;
-use mesh_core::records::{DeploymentRecord, DeploymentStatus, Wish};
+use mesh_core::ports::Store;
+use mesh_core::records::{DeploymentRecord, DeploymentStatus, Record, Wish};
 use mesh_core::toy::{self, ToyModels};
 
 use crate::handle::{Generation, GenerationEvent, Health, NodeHandle, NodeStatus};
@@ -276,5 +277,56 @@ fn leaving_ends_streams_tells_the_others_and_stops() {
         nodes.until(0, "the rest goes on", ready).await;
         nodes.until(1, "the rest goes on", ready).await;
         answers(&handles[0], id).await;
+    });
+}
+
+#[test]
+fn what_is_over_leaves_every_list_and_disk_when_its_days_have_passed() {
+    System::new().block_on(async {
+        let (mut nodes, handles, deployment) = three(models).await;
+        nodes.kill(2).await;
+        nodes.until(0, "node 2 is down", |status| status.nodes[2].health == Health::Down && status.nodes[2].away_ms.is_some()).await;
+        handles[1].undeploy(deployment).await.expect("runs").expect("it is there");
+        nodes.until(0, "it is deleted", |status| status.deployments.is_empty()).await;
+        let on_disk = |nodes: &mut Nodes| {
+            let records = (0..2).flat_map(|index| nodes.store(index).load()).collect::<Vec<Record>>();
+            let tombstones = records.iter().filter(|record| matches!(record, Record::Deployment(_))).count();
+            (tombstones, records.iter().filter(|record| record.key() == mesh_core::records::RecordKey::Node(Nodes::id(2))).count())
+        };
+        assert_eq!(on_disk(&mut nodes), (2, 2));
+        nodes.clock.days_pass(2);
+        for index in 0..2 {
+            nodes.until(index, "node 2 has vanished", |status| status.nodes.len() == 2).await;
+        }
+        // Deletions are remembered for longer.
+        for (days, left) in [(0, (2, 0)), (7, (0, 0))] {
+            nodes.clock.days_pass(days);
+            for _ in 0..500 {
+                if on_disk(&mut nodes) == left {
+                    break;
+                }
+                actix::clock::sleep(Duration::from_millis(10)).await;
+            }
+            assert_eq!(on_disk(&mut nodes), left);
+        }
+    });
+}
+
+#[test]
+fn a_node_is_forgotten_when_it_is_gone_and_not_before() {
+    System::new().block_on(async {
+        let (mut nodes, handles, _) = three(models).await;
+        let refused = handles[0].forget(Nodes::id(2)).await.expect("runs");
+        assert!(refused.is_err_and(|why| why.contains("stop it first")));
+        nodes.kill(2).await;
+        nodes.until(0, "node 2 is down", |status| status.nodes[2].health == Health::Down).await;
+        handles[0].forget(Nodes::id(2)).await.expect("runs").expect("it is down");
+        for index in 0..2 {
+            nodes.until(index, "node 2 is on no list", |status| status.nodes.len() == 2).await;
+        }
+        nodes.start(2, models());
+        for index in 0..2 {
+            nodes.until(index, "node 2 is welcome", |status| status.nodes.len() == 3 && status.nodes[2].health == Health::Up).await;
+        }
     });
 }

@@ -130,10 +130,9 @@ pub struct Nodes {
     /// The lanes, to be pulled.
     pub lanes: Arc<MemoryLanes>,
     hub: Arc<Hub>,
-    clock: Arc<Stopwatch>,
+    /// The clock of all of them.
+    pub clock: Arc<Stopwatch>,
     dice: Arc<Dice>,
-    /// How long the nodes that are started from now on remember what has ended.
-    pub lifetimes: Lifetimes,
     stores: BTreeMap<u8, Arc<MemoryStore>>,
     running: BTreeMap<u8, NodeHandle>,
 }
@@ -146,7 +145,6 @@ impl Default for Nodes {
             hub: Arc::default(),
             clock: Arc::new(Stopwatch::start()),
             dice: Arc::default(),
-            lifetimes: Lifetimes::default(),
             stores: BTreeMap::new(),
             running: BTreeMap::new(),
         }
@@ -191,7 +189,7 @@ impl Nodes {
             workers: Arc::new(Threads),
             threads: 1,
             router,
-            lifetimes: self.lifetimes,
+            lifetimes: Lifetimes::default(),
             stage_limits: stage::Limits::default(),
             stream_limits: stream::Limits::default(),
         };

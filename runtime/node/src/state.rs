@@ -310,7 +310,7 @@ mod tests {
     use super::*;
     use mesh_core::ids::{DeploymentId, Digest};
     use mesh_core::model::ModelSheet;
-    use mesh_core::records::{DeploymentRecord, DeploymentStatus, PlanId, Wish};
+    use mesh_core::records::{OtherRecord, DeploymentRecord, DeploymentStatus, PlanId, Wish};
 
     fn record(id: u128) -> Record {
         Record::Deployment(DeploymentRecord {
@@ -365,6 +365,23 @@ mod tests {
         fs::write(&path, &bytes).expect("written");
         assert_eq!(store.load(), vec![record(2)]);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn the_disk_holds_newest_versions_only_and_what_is_erased_is_gone() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let store = StateDir::open(dir.path()).expect("opens").store();
+        let files = || fs::read_dir(dir.path().join("records")).expect("there").count();
+        let other = Record::Other(OtherRecord { kind: 9, format: 1, id: [3; 32], version: vec![1], body: vec![7; 5] });
+        for _ in 0..20 {
+            [record(1), record(2), other.clone()].iter().for_each(|record| store.save(record).expect("saved"));
+        }
+        assert_eq!(files(), 3);
+        assert!(store.load().contains(&other));
+        for key in [record(1).key(), other.key(), other.key()] {
+            store.erase(key).expect("erased, or not there");
+        }
+        assert_eq!((files(), store.load()), (1, vec![record(2)]));
     }
 
     #[test]

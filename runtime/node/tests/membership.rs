@@ -254,3 +254,24 @@ fn of_two_nodes_the_survivor_keeps_serving() {
         survivor.wait_ready(&text(&again["id"]), Duration::from_secs(30), |_| {}).expect("ready");
     }
 }
+
+#[test]
+fn a_node_that_is_gone_for_good_is_forgotten_by_all_and_welcome_when_it_starts_again() {
+    let mut nodes = nodes(3);
+    let client = nodes.client(0).expect("up");
+    let refused = client.delete("/mesh/v1/nodes/node-3").expect_err("it is up").to_string();
+    assert!(refused.contains("stop it first"), "{refused}");
+    let unknown = client.delete("/mesh/v1/nodes/nobody").expect_err("there is none").to_string();
+    assert!(unknown.contains("node-3"), "{unknown}");
+    nodes.kill(2).expect("killed");
+    eventually("it is down", Duration::from_secs(10), || (health(&client, "node-3") == "down").then_some(()));
+    client.delete("/mesh/v1/nodes/node-3").expect("forgotten");
+    let clients: Vec<_> = (0..2).map(|index| nodes.client(index).expect("up")).collect();
+    for client in &clients {
+        eventually("it is on no list", Duration::from_secs(10), || (view(client) == all_up(2)).then_some(()));
+    }
+    nodes.restart(2).expect("starts again");
+    for client in &clients {
+        eventually("it is welcome", Duration::from_secs(10), || (view(client) == all_up(3)).then_some(()));
+    }
+}

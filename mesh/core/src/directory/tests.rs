@@ -259,3 +259,17 @@ fn a_future_format_of_what_we_know_is_carried_on_and_what_we_know_of_it_stays() 
     assert_eq!(directory.merge(node(3, 2, 0, 0)), Merged::Newer);
     assert_eq!(directory.all(), [future]);
 }
+
+#[test]
+fn a_long_history_costs_a_joiner_what_is_true_now() {
+    let mut directory = Directory::default();
+    for change in 0..4_000 {
+        directory.merge(node((change % 8) as u8, change / 100, change, 0));
+        directory.merge(deployment(u128::from(change % 4), 1, change, 1, change >= 3_996));
+    }
+    let all = directory.all();
+    assert_eq!(all.len(), 12);
+    let bytes: usize = all.iter().map(|record| wire::encode(record).expect("short").len()).sum();
+    assert!(bytes < 12 * 1_000, "{bytes}");
+    assert_eq!(after(all).digest(), directory.digest());
+}
