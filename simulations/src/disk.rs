@@ -116,13 +116,21 @@ impl Store for DiskStore {
             Ok(())
         })
     }
+
+    fn erase(&self, key: RecordKey) -> Result<(), String> {
+        let mut contents = self.disk.contents();
+        if self.ground.with(|inner| inner.net.lives[self.life].alive) {
+            contents.records.remove(&key);
+        }
+        Ok(())
+    }
 }
 
 fn note_saved(inner: &mut Inner, node: usize, record: &Record) {
     let Record::Deployment(record) = record else { return };
     let deployment = inner.deployment(record.id);
     let status = match &record.status {
-        _ if record.deleted => "deleted".to_owned(),
+        _ if record.is_deleted() => "deleted".to_owned(),
         DeploymentStatus::Planning => "planning".to_owned(),
         DeploymentStatus::Loading { .. } => "loading".to_owned(),
         DeploymentStatus::Starting => "starting".to_owned(),

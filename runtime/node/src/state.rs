@@ -310,7 +310,7 @@ mod tests {
     use super::*;
     use mesh_core::ids::{DeploymentId, Digest};
     use mesh_core::model::ModelSheet;
-    use mesh_core::records::{OtherRecord, DeploymentRecord, DeploymentStatus, PlanId, Wish};
+    use mesh_core::records::{DeploymentRecord, DeploymentStatus, OtherRecord, PlanId, Wish};
 
     fn record(id: u128) -> Record {
         Record::Deployment(DeploymentRecord {

@@ -8,6 +8,7 @@ use mesh_actors::node::{NodeActor, NodeParts};
 use mesh_actors::router::Router;
 use mesh_actors::testing::Inline;
 use mesh_core::ids::{BootId, NodeId};
+use mesh_core::lifetimes::{Lifetimes, Wall};
 use mesh_core::model::{LayerCost, ModelSheet};
 use mesh_core::ports::{Entropy, Models};
 use mesh_core::records::{Capacity, NodeRecord, NodeState};
@@ -165,6 +166,8 @@ impl World {
             incarnation,
             version: 0,
             state: NodeState::Up,
+            alive: Wall::default(),
+            in_touch: None,
             capacity: Capacity { memory_bytes, memory_bandwidth: whole(rates[0]), flops: whole(rates[1]), threads: 4 },
             numerics_class: models.numerics_class(),
             addresses: vec![address_of(place)],
@@ -193,6 +196,7 @@ impl World {
             workers: Arc::new(Inline::new(ports)),
             threads: 4,
             router,
+            lifetimes: Lifetimes::default(),
             stage_limits: stage::Limits { credit_ms: world.credit_ms, lease_ms: world.lease_ms, ..stage::Limits::default() },
             stream_limits: stream::Limits { token_ms: world.token_ms, open_ms: STREAM_OPEN_MS, ..stream::Limits::default() },
         };

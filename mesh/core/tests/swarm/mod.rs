@@ -10,7 +10,9 @@ mod random;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use mesh_core::deployments::{self, Deployments};
+use mesh_core::directory::Directory;
 use mesh_core::ids::{BootId, NodeId, Time};
+use mesh_core::lifetimes::Wall;
 use mesh_core::membership::{Effect, Input, LinkId, Membership, Suspicion, Timings, Word};
 use mesh_core::records::{Capacity, NodeRecord, NodeState, Record};
 use mesh_core::wire::{self, Message};
@@ -108,6 +110,8 @@ fn record(node: usize, life: u32) -> NodeRecord {
         incarnation: u64::from(life),
         version: 0,
         state: NodeState::Up,
+        alive: Wall(0),
+        in_touch: None,
         capacity: Capacity::default(),
         numerics_class: 1,
         addresses: vec![format!("/ip4/10.0.0.{node}/tcp/7000/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp")],
@@ -153,7 +157,7 @@ impl World {
         let (seed, me) = (self.random.draw(), record(node, 1));
         let fresh = Node {
             core: Membership::new(id(node), me.boot, Timings::default(), seed),
-            records: Deployments::new(self.now, me, Vec::new()),
+            records: Deployments::new(self.now, me, Directory::default(), Vec::new()),
             life: 1,
             alive: true,
             frozen_until: Time::default(),

@@ -98,6 +98,8 @@ mod tests {
             addresses: Vec::new(),
             models: Vec::new(),
             shards: Vec::new(),
+            interfaces: Vec::new(),
+            paths: Vec::new(),
         };
         SeenNode { record, health: Health::Down, away_ms: Some(1) }
     }
