@@ -35,6 +35,8 @@ const COURTESY_MS: u64 = 200;
 const REDIALS_MAX: usize = 2;
 /// Gossiped records that are remembered, so that each is passed on once. (Guess: a minute's worth.)
 const GOSSIP_MAX: usize = 4_096;
+/// Peers that a record is passed on to at most: as many as gossipsub's mesh has at its fullest (12).
+const GOSSIP_PEERS_MAX: usize = 12;
 /// A message to oneself takes so long. (Guess: a queue between two threads.)
 const SELF_NS: u64 = 5_000;
 
@@ -199,8 +201,9 @@ impl Carrier {
     /// The port: a record for everybody.
     pub fn gossip(&mut self, record: &Record, net: &mut Net) {
         let Ok(bytes) = wire::encode(record) else { return };
-        if self.is_new(&bytes) {
-            let frame = Frame { body: Body::Gossip(Arc::new(record.clone())), bytes: bytes.len() + 16, heart: false };
+        let hash = xxhash_rust::xxh3::xxh3_64(&bytes);
+        if self.is_new(hash) {
+            let frame = Frame { body: Body::Gossip(Arc::new(record.clone()), hash), bytes: bytes.len() + 16, heart: false };
             self.pass_on(&frame, None, net);
         }
     }
@@ -245,8 +248,7 @@ impl Carrier {
         }
     }
 
-    fn is_new(&mut self, bytes: &[u8]) -> bool {
-        let hash = xxhash_rust::xxh3::xxh3_64(bytes);
+    fn is_new(&mut self, hash: u64) -> bool {
         if !self.gossip_seen.insert(hash) {
             return false;
         }
@@ -259,8 +261,13 @@ impl Carrier {
         true
     }
 
+    /// To everybody in a small mesh, to a few drawn ones in a large one: they pass it on in their turn.
     fn pass_on(&mut self, frame: &Frame, but: Option<NodeId>, net: &mut Net) {
-        let others: Vec<NodeId> = self.up.iter().filter(|node| Some(**node) != but).copied().collect();
+        let mut others: Vec<NodeId> = self.up.iter().filter(|node| Some(**node) != but).copied().collect();
+        while others.len() > GOSSIP_PEERS_MAX {
+            let one = usize::try_from(self.dice.below(others.len() as u64)).unwrap_or(0);
+            others.swap_remove(one);
+        }
         for node in others {
             let _ = self.mail(node, frame.clone(), net); // digests repair it
         }
@@ -341,7 +348,7 @@ impl Carrier {
                 self.on_message(link, node, greeting, *message, net);
             }
             Body::Control(message) => self.on_message(link, node, greeting, *message, net),
-            Body::Gossip(record) => self.on_gossip(node, &record, frame.bytes, net),
+            Body::Gossip(record, hash) => self.on_gossip(node, &record, hash, frame.bytes, net),
             Body::Fin(_) => {}
         }
     }
@@ -392,16 +399,15 @@ impl Carrier {
         self.inputs.push_back(Input::Knock { link, node, boot });
     }
 
-    fn on_gossip(&mut self, from: NodeId, record: &Arc<Record>, bytes: usize, net: &mut Net) {
-        let Ok(encoded) = wire::encode(record.as_ref()) else { return };
-        if !self.is_new(&encoded) || !self.core.is_up(from) {
+    fn on_gossip(&mut self, from: NodeId, record: &Arc<Record>, hash: u64, bytes: usize, net: &mut Net) {
+        if !self.core.is_up(from) || !self.is_new(hash) {
             return;
         }
         if let Record::Node(node) = record.as_ref() {
             self.meet(node, net);
         }
         net.tell(self.life, CarrierEvent::Gossip(record.as_ref().clone()));
-        self.pass_on(&Frame { body: Body::Gossip(record.clone()), bytes, heart: false }, Some(from), net);
+        self.pass_on(&Frame { body: Body::Gossip(record.clone(), hash), bytes, heart: false }, Some(from), net);
     }
 
     /// Whoever speaks of itself is there to be connected to.

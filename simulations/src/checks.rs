@@ -42,6 +42,7 @@ pub(crate) fn judge(evidence: &Evidence<'_>, metrics: &Metrics) -> Vec<Violation
     silences(evidence, &mut broken);
     weights(evidence, &mut broken);
     readiness(evidence, &mut broken);
+    obedience(evidence, &mut broken);
     for demand in &evidence.scenario.asserts {
         let judged = demand.parse::<Demand>().and_then(|demand| demand.judge(metrics));
         if let Err(why) = judged {
@@ -153,6 +154,48 @@ fn readiness(evidence: &Evidence<'_>, broken: &mut Vec<Violation>) {
                 if last.is_some_and(|last| !spoke[last]) {
                     let text = format!("{} says ready, and no token has come out of [{plan}]", evidence.names[*node]);
                     broken.push(Violation { kind: Kind::Safety, check: "P6", at_ms: moment.at_ns / MS, text });
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// R9: nobody reads weights for a plan that came after its author was held dead.
+fn obedience(evidence: &Evidence<'_>, broken: &mut Vec<Violation>) {
+    if evidence.scenario.deployments.len() != 1 {
+        return; // which deployment a load is for does not show
+    }
+    let mut dead: BTreeMap<(usize, usize), bool> = BTreeMap::new();
+    let mut newest: BTreeMap<usize, ([u64; 3], Option<usize>)> = BTreeMap::new();
+    for moment in evidence.moments {
+        match &moment.what {
+            Happening::Started { node, .. } => {
+                newest.remove(node);
+                dead.retain(|key, _| key.0 != *node);
+            }
+            Happening::Saw { by, node, view, .. } => {
+                dead.insert((*by, *node), *view == View::Down);
+                // An author that is met again may be obeyed.
+                if *view != View::Down
+                    && let Some((_, author)) = newest.get_mut(by).filter(|newest| newest.1 == Some(*node))
+                {
+                    *author = None;
+                }
+            }
+            Happening::Saved { node, version, by, author, .. } => {
+                let from_the_dead = by.filter(|by| !author && dead.get(&(*node, *by)) == Some(&true));
+                if newest.get(node).is_none_or(|known| known.0 < *version) {
+                    newest.insert(*node, (*version, from_the_dead));
+                }
+            }
+            Happening::Loading { node, .. } => {
+                if let Some((_, Some(author))) = newest.get(node) {
+                    let text = format!(
+                        "{} loads for a plan of {}, which it held dead when it heard of it",
+                        evidence.names[*node], evidence.names[*author]
+                    );
+                    broken.push(Violation { kind: Kind::Safety, check: "R9", at_ms: moment.at_ns / MS, text });
                 }
             }
             _ => {}

@@ -143,7 +143,8 @@ fn note_saved(inner: &mut Inner, node: usize, record: &Record) {
         _ => record.plan.as_ref(),
     };
     let plan = plan.map(|plan| inner.plan_in_words(plan)).unwrap_or_default();
-    let author = inner.place_of(record.version.coordinator) == Some(node);
+    let by = inner.place_of(record.version.coordinator);
+    let author = by == Some(node);
     let version = [record.version.term, record.version.epoch, record.version.revision];
-    inner.net.note(Happening::Saved { node, deployment, version, status, plan, author });
+    inner.net.note(Happening::Saved { node, deployment, version, status, plan, author, by });
 }

@@ -58,7 +58,8 @@ pub enum Happening {
     /// A node told its operator something.
     Told { by: usize, text: String },
     /// A deployment record was written to a node's disk. `author` says whether it is the node's own.
-    Saved { node: usize, deployment: usize, version: [u64; 3], status: String, plan: String, author: bool },
+    /// `by` is the machine of its author.
+    Saved { node: usize, deployment: usize, version: [u64; 3], status: String, plan: String, author: bool, by: Option<usize> },
     /// A record could not be written.
     NotSaved { node: usize },
     /// A node began to read weights.
@@ -174,7 +175,7 @@ impl fmt::Display for InWords<'_> {
             Happening::Thawed { node } => write!(f, "{} thawed", name(node)),
             Happening::Saw { by, node, view, why } => write!(f, "{} sees {} {view:?} {why}", name(by), name(node)),
             Happening::Told { by, text } => write!(f, "{} says: {text}", name(by)),
-            Happening::Saved { node, deployment, version, status, plan, author } => {
+            Happening::Saved { node, deployment, version, status, plan, author, .. } => {
                 let whose = if *author { "own" } else { "heard" };
                 write!(f, "{} saved {whose} record of deployment {deployment} {version:?} {status} [{plan}]", name(node))
             }

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use crate::ids::{DeploymentId, NodeId};
 use crate::lifetimes::{Lifetimes, Wall};
 use crate::model::ModelSheet;
+use crate::mutation::{Mutation, made};
 use crate::plan::Plan;
 use crate::planner::LAYERS_MAX;
 use crate::records::{DeploymentRecord, DeploymentStatus, NodeRecord, Record, RecordKey};
@@ -221,6 +222,13 @@ pub fn in_pieces(records: Vec<Record>) -> Vec<Vec<Record>> {
 
 /// The order of versions, and the contents where versions are equal.
 fn newer(record: &DeploymentRecord, hash: u64, known: &DeploymentRecord, known_hash: u64) -> Ordering {
+    let numbers = |record: &DeploymentRecord| (record.deleted, record.version.term, record.version.epoch, record.version.revision);
+    if made(Mutation::NumbersForHash) {
+        return numbers(record).cmp(&numbers(known));
+    }
+    if made(Mutation::ResurrectTombstone) {
+        return (record.version, hash).cmp(&(known.version, known_hash));
+    }
     (record.order(), hash).cmp(&(known.order(), known_hash))
 }
 

@@ -12,6 +12,7 @@ pub mod lifetimes;
 pub mod links;
 pub mod membership;
 pub mod model;
+pub mod mutation;
 pub mod plan;
 pub mod planner;
 pub mod ports;

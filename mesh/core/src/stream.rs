@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 
 use crate::generation::{Attempt, FinishReason, GenerationRequest, Open, Refusal, StreamError, TokenLogprobs, TokenOut};
 use crate::ids::{DeploymentId, NodeId, PrefixHash, StreamId, Time};
+use crate::mutation::{Mutation, made};
 use crate::plan::Plan;
 use crate::wire::{Message, Opened, StreamFailed, StreamTag};
 
@@ -272,6 +273,7 @@ impl Stream {
     pub fn wake_at(&self) -> Option<Time> {
         match self.phase {
             Phase::New | Phase::Over => None,
+            Phase::Running if made(Mutation::ForgetDeadline) => None,
             Phase::Opening => Some(self.began.plus_ms(self.limits.open_ms)),
             Phase::Running => {
                 let deadline = if self.asked { self.deadline_ms() } else { self.deadline_ms() / 2 };
@@ -434,6 +436,9 @@ impl Stream {
         self.tokens.push(token.token);
         self.progress = now;
         self.asked = false;
+        if made(Mutation::DoubleToken) && self.tokens.len() == 3 {
+            effects.push(Effect::Emit(event.clone()));
+        }
         effects.push(Effect::Emit(event));
         if let Some(reason) = token.finish.or_else(|| self.finish_with(token.token)) {
             let (prefill_ms, decode_ms) = (first.ms_since(self.began), now.ms_since(first));

@@ -37,8 +37,8 @@ const MAIL_BYTES_MAX: usize = 8 << 20;
 pub enum Body {
     /// A control message.
     Control(Box<Message>),
-    /// A record, passed on from node to node.
-    Gossip(Arc<Record>),
+    /// A record, passed on from node to node, and its hash.
+    Gossip(Arc<Record>, u64),
     /// The last thing.
     Fin(String),
 }

@@ -81,7 +81,11 @@ impl Outside {
             door = dice.one_of(&others).copied().unwrap_or(door);
         }
         self.note(Happening::Answered { request: index, end: end.clone() });
+        let now = self.now();
         let mut book = self.book.borrow_mut();
+        if end == End::GaveUp {
+            book.requests[index].signs.push(now); // so long it was silent, at least
+        }
         book.requests[index].end = Some(end);
         book.open_requests -= 1;
     }

@@ -2,6 +2,7 @@
 //! and free what was superseded, a minute later (R9).
 
 use crate::ids::{DeploymentId, NodeId, PlanHash, Time};
+use crate::mutation::{Mutation, made};
 use crate::records::{DeploymentRecord, DeploymentStatus};
 use crate::wire::{LoadOrder, Message, ShardReport, ShardState};
 
@@ -57,7 +58,7 @@ impl Deployments {
             return;
         }
         // R9: the plans of an author that is held dead are stored, not obeyed.
-        if self.health(record.version.coordinator) == Health::Down {
+        if self.health(record.version.coordinator) == Health::Down && !made(Mutation::ObeyTheDead) {
             return;
         }
         match self.order_for_me(record) {
