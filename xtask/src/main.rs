@@ -6,7 +6,9 @@
 //!   lint            clippy, warnings are errors
 //!   model           fetches the real chat model and the Python client that some tests use, into target/
 //!   test            every test: unit, property, simulation, processes, namespaces
+//!   mutations       mistakes made on purpose in the cores: the simulator's checkers must catch each
 //!   demo            the release build's demo on three processes against the committed story
+//!   simulate        every shipped scenario of the simulator, fixed seeds and a few fresh ones
 //! ```
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool speaks on the terminal")]
 
@@ -21,14 +23,24 @@ mod model;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.first().map(String::as_str) {
-        Some("check") => check(&[("format", format), ("lint", lint), ("model", model::fetch), ("test", test), ("demo", demo)]),
+        Some("check") => check(&[
+            ("format", format),
+            ("lint", lint),
+            ("model", model::fetch),
+            ("test", test),
+            ("mutations", mutations),
+            ("demo", demo),
+            ("simulate", simulate),
+        ]),
         Some("format") => check(&[("format", format)]),
         Some("lint") => check(&[("lint", lint)]),
         Some("model") => check(&[("model", model::fetch)]),
         Some("test") => check(&[("model", model::fetch), ("test", test)]),
+        Some("mutations") => check(&[("mutations", mutations)]),
         Some("demo") => check(&[("demo", demo)]),
+        Some("simulate") => check(&[("simulate", simulate)]),
         _ => {
-            eprintln!("usage: cargo xtask check | format | lint | model | test | demo");
+            eprintln!("usage: cargo xtask check | format | lint | model | test | mutations | demo | simulate");
             return ExitCode::FAILURE;
         }
     };
@@ -69,6 +81,30 @@ fn test() -> anyhow::Result<()> {
         command.env("MESH_TEST_SMOLLM2", model::file()); // the engine's own tests with the real model
     }
     run(&mut command)
+}
+
+/// Without the real model, so that the second build of the cores takes a minute and no more.
+fn mutations() -> anyhow::Result<()> {
+    cargo(&["test", "-p", "mesh-simulations", "--no-default-features", "--features", "mutations", "--test", "mutations"])
+}
+
+/// Seeds of each scenario that are the same every time, and how many are drawn from the clock.
+const FIXED_SEEDS: u64 = 6;
+const FRESH_SEEDS: u64 = 3;
+
+/// Every shipped scenario. A fresh seed that fails is a bug that was there before: the line it prints repeats it.
+fn simulate() -> anyhow::Result<()> {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(root().join("configs/simulations"))?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "toml"));
+    files.sort();
+    let fresh = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |since| since.as_secs());
+    for seeds in [format!("0..{}", FIXED_SEEDS - 1), format!("{fresh}..{}", fresh + FRESH_SEEDS - 1)] {
+        println!("seeds {seeds}");
+        let explore = ["run", "--release", "--quiet", "--bin", "mesh", "--", "sim", "explore", "--seeds", &seeds];
+        run(Command::new(env!("CARGO")).args(explore).args(&files))?;
+    }
+    Ok(())
 }
 
 /// The README's first command, and the story it must tell.
