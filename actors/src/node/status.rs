@@ -9,7 +9,7 @@ use crate::handle::{Found, NodeStatus, SeenDeployment, SeenNode};
 
 impl NodeActor {
     pub(super) fn status(&self) -> NodeStatus {
-        let directory = self.core.directory();
+        let (now, directory) = (self.parts.clock.now(), self.core.directory());
         let seen = |record: &NodeRecord| SeenNode {
             health: self.core.health(record.node),
             why: self.core.suspicion(record.node).map(str::to_owned),

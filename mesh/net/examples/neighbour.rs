@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mesh_core::ids::{BootId, DeploymentId};
+use mesh_core::lifetimes::Wall;
 use mesh_core::ports::{Carrier, CarrierEvent, Entropy};
 use mesh_core::records::{Capacity, NodeRecord, NodeState, RecordKey};
 use mesh_core::wire::Message;
@@ -27,7 +28,7 @@ fn main() {
         incarnation: 1,
         version: 0,
         state: NodeState::Up,
-        alive: SystemClock.wall(),
+        alive: Wall::default(),
         in_touch: None,
         capacity: Capacity::default(),
         numerics_class: 0,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use mesh_runtime::client::segment;
 
-use super::Target;
+use super::{Target, out};
 
 /// Flags of `mesh forget`.
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ impl Forget {
     /// Nobody or more than one is meant, or the node is up.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         self.target.client()?.delete(&format!("/mesh/v1/nodes/{}", segment(&self.node)))?;
-        println!("{} is forgotten on every node; if it starts again, it is welcome", self.node);
+        out::line(format_args!("{} is forgotten on every node; if it starts again, it is welcome", self.node))?;
         Ok(ExitCode::SUCCESS)
     }
 }
