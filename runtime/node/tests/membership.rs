@@ -158,7 +158,7 @@ fn a_copied_state_directory_is_told_so_and_never_becomes_one_node_with_the_first
         .arg(copy.path().join("state"))
         .args(["--peer", &text(&node(&client, "node-1")["record"]["addresses"][0])])
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(log.try_clone().expect("a second handle"))
         .stderr(log)
         .spawn()
         .expect("it starts");
