@@ -31,14 +31,17 @@ pub async fn announce(shared: Arc<Shared>) {
     let Some(peer) = peer_of(shared.me) else { return };
     loop {
         let bound = shared.bound.get().map_or(&[][..], Vec::as_slice);
-        for interface in interfaces().into_iter().take(INTERFACES_MAX) {
-            let IpAddr::V4(ip) = interface.address else { continue };
+        let spoken_on = interfaces().into_iter().take(INTERFACES_MAX);
+        for (name, ip) in
+            spoken_on.flat_map(|interface| interface.addresses.into_iter().map(move |place| (interface.name.clone(), place.ip)))
+        {
+            let IpAddr::V4(ip) = ip else { continue };
             let reachable = bound.iter().filter(|socket| socket.ip() == ip || socket.ip() == Ipv4Addr::UNSPECIFIED);
             let addresses: Vec<Multiaddr> = reachable.map(|socket| address_at(ip.into(), socket.port())).collect();
             if !addresses.is_empty()
                 && let Err(error) = say(ip, &packet(peer, &addresses))
             {
-                tracing::debug!(interface = interface.name, %error, "not announced");
+                tracing::debug!(interface = name, %error, "not announced");
             }
         }
         tokio::time::sleep(EVERY).await;
