@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use libp2p::{Multiaddr, PeerId};
 
-use crate::interfaces::{address_at, interfaces};
+use crate::interfaces::address_at;
 use crate::key::peer_of;
 use crate::net::Shared;
 
@@ -21,8 +21,8 @@ const SERVICE: &[&str] = &["_p2p", "_udp", "local"];
 const TTL_S: u32 = 120;
 /// Between announcements: whoever comes is known within ten seconds, a lost packet included for most (guess).
 const EVERY: Duration = Duration::from_secs(4);
-/// Interfaces that are spoken on at most.
-const INTERFACES_MAX: usize = 64;
+/// Addresses that are spoken from at most.
+const ADDRESSES_MAX: usize = 64;
 /// A TXT string's length is one byte.
 const TEXT_BYTES_MAX: usize = 255;
 
@@ -31,17 +31,14 @@ pub async fn announce(shared: Arc<Shared>) {
     let Some(peer) = peer_of(shared.me) else { return };
     loop {
         let bound = shared.bound.get().map_or(&[][..], Vec::as_slice);
-        let spoken_on = interfaces().into_iter().take(INTERFACES_MAX);
-        for (name, ip) in
-            spoken_on.flat_map(|interface| interface.addresses.into_iter().map(move |place| (interface.name.clone(), place.ip)))
-        {
+        for ip in shared.lister.dialable().into_iter().take(ADDRESSES_MAX) {
             let IpAddr::V4(ip) = ip else { continue };
             let reachable = bound.iter().filter(|socket| socket.ip() == ip || socket.ip() == Ipv4Addr::UNSPECIFIED);
             let addresses: Vec<Multiaddr> = reachable.map(|socket| address_at(ip.into(), socket.port())).collect();
             if !addresses.is_empty()
                 && let Err(error) = say(ip, &packet(peer, &addresses))
             {
-                tracing::debug!(interface = name, %error, "not announced");
+                tracing::debug!(%ip, %error, "not announced");
             }
         }
         tokio::time::sleep(EVERY).await;

@@ -111,7 +111,7 @@ impl Arguments {
             Command::Links(links) => links.json,
             Command::Models(models) => models.json,
             Command::Plan(plan) => plan.json,
-            Command::Join(_) | Command::Undeploy(_) | Command::Token(_) | Command::Sim(_) | Command::Bench(_) => false,
+            Command::Join(_) | Command::Undeploy(_) | Command::Forget(_) | Command::Token(_) | Command::Sim(_) | Command::Bench(_) => false,
         }
     }
 }

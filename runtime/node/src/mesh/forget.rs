@@ -101,7 +101,7 @@ mod tests {
             interfaces: Vec::new(),
             paths: Vec::new(),
         };
-        SeenNode { record, health: Health::Down, away_ms: Some(1) }
+        SeenNode { record, health: Health::Down, why: None, away_ms: Some(1) }
     }
 
     #[test]
