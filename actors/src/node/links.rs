@@ -77,6 +77,9 @@ impl NodeActor {
 
     fn look_at_interfaces(&mut self, ctx: &mut Context<Self>) {
         let interfaces = self.parts.carrier.interfaces();
+        if interfaces.is_empty() {
+            return; // a carrier without any, or a system that does not tell just now: loopback is always there
+        }
         self.parts.channels.renew(&interfaces); // also what could not be bound the last time
         if interfaces != self.links.interfaces {
             self.links.interfaces.clone_from(&interfaces);

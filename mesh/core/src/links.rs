@@ -41,6 +41,8 @@ pub use seen::{SeenEnd, SeenLink};
 pub const AGAIN_MS: u64 = 60_000;
 /// Its rate, which costs megabytes, only after this.
 pub const RATE_AGAIN_MS: u64 = 600_000;
+/// While streams run only delays are measured; a link whose rate is not known yet is looked at again after this.
+pub const RATE_MISSING_MS: u64 = 5_000;
 /// First pause after a failure; doubles up to the last.
 pub const PAUSE_FIRST_MS: u64 = 2_000;
 /// Longest pause.

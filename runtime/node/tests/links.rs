@@ -64,6 +64,12 @@ fn a_pulled_cable_costs_an_answer_at_most_and_comes_back() {
     with_cables("cut", "");
 }
 
+/// F15, R14: no carrier is lost, nothing refuses, the link just says nothing any more.
+#[test]
+fn a_link_that_falls_silent_is_given_up_for_the_other() {
+    with_cables("deaf", "");
+}
+
 /// F4.
 #[test]
 fn a_cable_that_is_plugged_in_later_is_used_in_seconds() {

@@ -119,8 +119,32 @@ cut) # F15: the cable in use is pulled while stories are told; it comes back
   wait_for 5 "the lane is on the other cable" carried b-b
   starts
   ip -n m1 link set dev a up
-  wait_for 20 "the lane is back on the quick cable" carried a-a
+  wait_for 40 "the lane is back on the quick cable" carried a-a
   stories
+  ;;
+deaf) # the link in use swallows everything from one moment to the next, and nothing shows it but silence
+  cable a 169.254.1.1/16 a 169.254.2.1/16
+  cable b 10.77.0.1/24 b 10.77.0.2/24
+  slow b b
+  join
+  wait_for 10 "both ends agree" agreed a-a
+  deploy
+  wait_for 10 "the lane is on the quick cable" carried a-a
+  ( while :; do
+      start=$(date +%s%N)
+      if tell 1 >/dev/null 2>&1; then said=ok; else said=error; fi
+      echo "$said $((($(date +%s%N) - start) / 1000000))" >>"$scratch/told"
+    done ) &
+  telling=$!
+  sleep 1.5
+  for i in 1 2; do ip netns exec m$i tc qdisc add dev a root tbf rate 8kbit burst 1 limit 1; done
+  sleep 12
+  kill $telling; wait $telling 2>/dev/null || true
+  awk '$2 > 8000 { exit 1 }' "$scratch/told" || fail "a story took too long: $(cat "$scratch/told")"
+  [ "$(tail -1 "$scratch/told" | cut -d' ' -f1)" = ok ] || fail "stories do not go on: $(cat "$scratch/told")"
+  stories
+  wait_for 5 "the lane is on the other cable" carried b-b
+  starts
   ;;
 later) # F4: the mesh works over a slow LAN; then a cable is plugged in
   cable lan 10.77.0.1/24 lan 10.77.0.2/24

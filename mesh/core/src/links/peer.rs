@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use super::message::{LinkName, LinkSaid, LinkState, Measured, Way};
 use super::pairs::{PAIRS_MAX, Pair, Reach};
 use super::{
-    AGAIN_MS, Interface, PAUSE_FIRST_MS, PAUSE_LAST_MS, PREFERRED_MAX, RATE_GUESS_MAX, REFERENCE_BYTES, SECOND_LOOK_MS, TABLE_AGAIN_MS,
-    alike, cut,
+    AGAIN_MS, Interface, PAUSE_FIRST_MS, PAUSE_LAST_MS, PREFERRED_MAX, RATE_GUESS_MAX, RATE_MISSING_MS, REFERENCE_BYTES, SECOND_LOOK_MS,
+    TABLE_AGAIN_MS, alike, cut,
 };
 use crate::ids::{BootId, NodeId, Time};
 
@@ -52,7 +52,9 @@ impl Link {
         };
         self.measured = Some(Measured { bytes_per_s: rate, ..measured });
         self.failures = 0;
-        self.next_at = now.plus_ms(spread(AGAIN_MS, jitter));
+        // Without its rate it is not comparable: soon again, should the streams that were in the way have ended.
+        let again_ms = if rate == 0 { RATE_MISSING_MS } else { AGAIN_MS };
+        self.next_at = now.plus_ms(spread(again_ms, jitter));
         self.set(now, LinkState::Up);
     }
 

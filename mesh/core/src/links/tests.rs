@@ -277,7 +277,7 @@ fn a_busy_node_measures_no_rates() {
     let seen = world.nodes[0].seen(world.now);
     assert!(seen.iter().all(|link| link.measured.is_some_and(|measured| measured.bytes_per_s == 0)), "{seen:?}");
     world.feed(1, Input::Busy(false));
-    world.run(RATE_AGAIN_MS);
+    world.run(30_000); // soon, not at the next round
     assert!(world.nodes[0].seen(world.now).iter().all(|link| link.measured.is_some_and(|measured| measured.bytes_per_s > 0)));
     assert_eq!(world.paths.len(), 1);
     assert_eq!(world.paths[0].measured, Measured { delay_us: 50, bytes_per_s: 1_000_000_000 });
