@@ -67,7 +67,7 @@ fn node(change: u64) -> Record {
 
 fn deployment(change: u64, changes: u64) -> Record {
     let id = change / 3 % DEPLOYMENTS;
-    let deleted = change + 3 * DEPLOYMENTS >= changes && id % 2 == 0;
+    let deleted = change + 3 * DEPLOYMENTS >= changes && id.is_multiple_of(2);
     let layers = if deleted { Vec::new() } else { vec![LayerCost { weight_bytes: 1 << 28, flops: 1 << 28, kv_bytes: 4_096 }; 80] };
     Record::Deployment(DeploymentRecord {
         id: DeploymentId(id.into()),
