@@ -35,7 +35,9 @@ fail() {
 }
 join() { # join I ARGUMENTS...: starts a node in the background
   local i=$1; shift
-  on $i join "$@" --name machine-$i --threads 1 --memory 256M >>"$scratch/$i/out" 2>&1 &
+  # Each step replaces the one before, so that the process that is noted is the node.
+  (exec ip netns exec m$i env HOME="$scratch/$i" MESH_STATE_DIR="$scratch/$i/state" \
+    "$program" join "$@" --name machine-$i --threads 1 --memory 256M >>"$scratch/$i/out" 2>&1) &
   pids[$i]=$!
 }
 wait_for() { # wait_for SECONDS WHAT COMMAND...
@@ -54,7 +56,7 @@ quiet) # F7: no multicast at all
   for i in 1 2 3; do machine $i; plug $i lan 10.77.0.$i/24; deafen $i lan; done
   token=$(on 1 token --new --mesh lan)
   for i in 1 2; do join $i "$token" --listen 0.0.0.0:7000; done
-  wait_for 15 "machine 1 says that it is alone" notices 1 "no other node was heard.*eth0 (10.77.0.1).*--peer HOST:PORT"
+  wait_for 15 "machine 1 says that it is alone" notices 1 "no other node was heard.*eth0 (10.77.0.1.*--peer HOST:PORT"
   sees 1 1 && sees 2 1 || fail "somebody was found without multicast"
   # A third that is told of one of them, joins it.
   join 3 "$token" --peer 10.77.0.1:7000
@@ -129,7 +131,7 @@ crowd) # F22: five hundred addresses
   wait_for 5 "machine 1 is up" sees 1 1
   join 2 "$token" --peer 10.77.0.1:7000
   wait_for 5 "machine 2 starts and joins" sees 2 2
-  rss=$(grep VmRSS "/proc/$(pgrep -f -- "--name machine-2" | tail -1)/status" | tr -dc 0-9)
+  rss=$(grep VmRSS "/proc/${pids[2]}/status" | tr -dc 0-9)
   [ "$rss" -lt 102400 ] || fail "machine 2 takes $rss KiB"
   ;;
 *) fail "no such scenario" ;;
