@@ -84,6 +84,7 @@ pub enum SendError {
 
 /// What control connections tell the node actor. The adapter runs hello, probes and redials itself.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "events are moved one by one; the large one is the rare one")]
 pub enum CarrierEvent {
     /// A node greeted us and both sides accepted. Carries its own record.
     Up(NodeRecord),

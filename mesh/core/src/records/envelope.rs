@@ -23,6 +23,7 @@ const FORMAT: u16 = 1;
 /// Anything that gossip carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "Envelope", try_from = "Envelope")]
+#[expect(clippy::large_enum_variant, reason = "records are few, and most of their bytes are behind vectors anyway")]
 pub enum Record {
     /// A node.
     Node(NodeRecord),
