@@ -3,6 +3,8 @@
 //! `MESH_TEST_CHANGES` sets how many random changes the long test makes (50 = the acceptance of the issue that asked for
 //! it), `MESH_TEST_SEED` which ones.
 
+#![expect(clippy::print_stdout, reason = "the long test prints what it measured")]
+
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
