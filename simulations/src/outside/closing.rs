@@ -10,6 +10,8 @@ use mesh_core::records::{DeploymentStatus, PlanId};
 use super::{MS, Outside, Running};
 use crate::outcome::Kind;
 
+/// All have agreed when they have done so for so long: longer than a death takes to be noticed and planned around.
+const STEADY_MS: u64 = 3_000;
 /// How often it is looked whether all agree.
 const LOOK_MS: u64 = 250;
 /// A stream's stages hear of its end, or drop it when its lease is over, and this is what the rest may take.
@@ -48,6 +50,7 @@ impl Outside {
     /// Waits until all agree. Whether there is something to be asked then.
     async fn converge(&self, deadline: u64) -> bool {
         let mut revived = false;
+        let mut steady: Option<(u64, Said)> = None;
         loop {
             let mut views = Vec::new();
             for (place, running) in self.all_running() {
@@ -60,11 +63,21 @@ impl Outside {
                         self.revive(&said).await;
                         continue;
                     }
+                    // What is settled right after the healing may still be planned anew for what was found out just before.
                     let now = self.now();
-                    self.book.borrow_mut().converged_ns = Some(now);
+                    let since = steady.take().filter(|(_, former)| *former == said).map_or(now, |(since, _)| since);
+                    if now - since < STEADY_MS * MS {
+                        steady = Some((since, said));
+                        self.ground.wait(LOOK_MS * MS).await;
+                        continue;
+                    }
+                    self.book.borrow_mut().converged_ns = Some(since);
                     return said.values().any(|(_, stand)| *stand == Stand::Ready);
                 }
-                Err(dissent) => dissent,
+                Err(dissent) => {
+                    steady = None;
+                    dissent
+                }
             };
             if self.now() >= deadline {
                 let text = format!("{} ms after the healing: {dissent}", self.scenario.heal_ms());
