@@ -21,15 +21,21 @@ impl Outside {
         let Some(at_ms) = line.delete_at_ms else { return };
         let pause = (at_ms * MS).saturating_sub(self.now());
         self.ground.wait(pause).await;
+        // A node that dies while it writes answers nobody: whether it was deleted shows when it is asked again.
+        let mut unsure = false;
         loop {
-            if let Some(running) = self.running(place)
-                && let Ok(Ok(())) = running.handle.undeploy(id).await
-            {
-                let now = self.now();
-                let deployment = self.ground.with(|inner| inner.deployment(id));
-                self.note(Happening::Deleted { on: place, deployment });
-                self.book.borrow_mut().deleted.push((id, place, now));
-                return;
+            if let Some(running) = self.running(place) {
+                let answer = running.handle.undeploy(id).await;
+                let heard = self.lives(running.life);
+                let gone = unsure && matches!(&answer, Ok(Err(why)) if why.contains("there is no deployment"));
+                if heard && (matches!(answer, Ok(Ok(()))) || gone) {
+                    let now = self.now();
+                    let deployment = self.ground.with(|inner| inner.deployment(id));
+                    self.note(Happening::Deleted { on: place, deployment });
+                    self.book.borrow_mut().deleted.push((id, place, now));
+                    return;
+                }
+                unsure |= !heard;
             }
             self.ground.wait(AGAIN_MS * MS).await;
         }
@@ -43,6 +49,7 @@ impl Outside {
         loop {
             if let Some(running) = self.running(place)
                 && let Ok(Ok(id)) = running.handle.deploy(self.sheet.clone(), wish.clone()).await
+                && self.lives(running.life)
             {
                 let deployment = self.ground.with(|inner| inner.deployment(id));
                 self.note(Happening::Deployed { on: place, deployment });
@@ -51,6 +58,11 @@ impl Outside {
             }
             self.ground.wait(AGAIN_MS * MS).await;
         }
+    }
+
+    /// Whether a life still runs: what a dead process answered, nobody heard.
+    fn lives(&self, life: usize) -> bool {
+        self.ground.with(|inner| inner.net.lives[life].alive)
     }
 
     /// Deployments that were made and not deleted.
