@@ -39,8 +39,10 @@ pub enum NotReady {
     },
 }
 
-/// Longest silence of a node before the command gives up.
+/// Longest silence of a node before the command gives up: the first token of a long prompt may take a while.
 const SILENCE: Duration = Duration::from_secs(120);
+/// The same for what a node answers from memory: one that is frozen is said to be so soon.
+const SILENCE_OF_VIEWS: Duration = Duration::from_secs(10);
 
 impl Client {
     /// The node that runs on a state directory.
@@ -76,7 +78,7 @@ impl Client {
     /// # Errors
     /// No answer, or the node's own error text.
     pub fn get(&self, path: &str) -> anyhow::Result<Value> {
-        let mut request = self.agent.get(format!("{}{path}", self.url));
+        let mut request = self.agent.get(format!("{}{path}", self.url)).config().timeout_recv_response(Some(SILENCE_OF_VIEWS)).build();
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
@@ -181,7 +183,7 @@ impl Client {
     }
 
     fn silent(&self) -> String {
-        format!("no answer from the node at {}; is it running? (`mesh join` starts one)", self.url)
+        format!("no answer from the node at {}; is it running, or frozen? (`mesh join` starts one)", self.url)
     }
 }
 
