@@ -23,6 +23,19 @@ pub struct Nodes {
     children: Vec<Child>,
 }
 
+/// Node processes that this process started and has not waited for: until then the system gives their ids to nobody else.
+static STARTED: std::sync::Mutex<Vec<u32>> = std::sync::Mutex::new(Vec::new());
+
+fn started() -> std::sync::MutexGuard<'static, Vec<u32>> {
+    STARTED.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits for a process that has ended or is about to.
+fn reap(child: &mut Child) -> std::io::Result<()> {
+    started().retain(|pid| *pid != child.id());
+    child.wait().map(drop)
+}
+
 /// How nodes are started.
 pub struct Start<'a> {
     /// The `mesh` program.
@@ -55,7 +68,30 @@ const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Nodes must be up in this time: a busy machine needs some of it.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Of the directories of all [`Nodes`] that this process started.
+fn dir_prefix() -> String {
+    format!("mesh-demo-{}-", std::process::id())
+}
+
 impl Nodes {
+    /// For a process that is being stopped: ends all node processes that it started, wherever their [`Nodes`] is, and
+    /// removes their directories; tries so often, 50 ms apart, since the nodes write while they end.
+    pub fn abandon(tries: u32) {
+        for pid in started().iter() {
+            let _ = Command::new("kill").args(["-TERM", &pid.to_string()]).stderr(Stdio::null()).status();
+        }
+        for _ in 0..tries {
+            std::thread::sleep(Duration::from_millis(50));
+            let entries = std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten();
+            let left: Vec<PathBuf> =
+                entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&dir_prefix())).map(|entry| entry.path()).collect();
+            if left.is_empty() {
+                return;
+            }
+            left.iter().for_each(|dir| drop(std::fs::remove_dir_all(dir)));
+        }
+    }
+
     /// Starts nodes named `node-1`… and waits until each sees all.
     ///
     /// # Errors
@@ -69,7 +105,7 @@ impl Nodes {
     /// # Errors
     /// As [`Nodes::start`].
     pub fn start_with_peers(start: &Start<'_>, peers: &[String]) -> anyhow::Result<Self> {
-        let dir = std::env::temp_dir().join(format!("mesh-demo-{}-{:08x}", std::process::id(), rand::random::<u32>()));
+        let dir = std::env::temp_dir().join(format!("{}{:08x}", dir_prefix(), rand::random::<u32>()));
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
         let mut nodes = Self {
             dir,
@@ -112,7 +148,7 @@ impl Nodes {
     /// # Errors
     /// It could not be started, or does not come up.
     pub fn restart(&mut self, index: u16) -> anyhow::Result<Client> {
-        let _ = self.children[usize::from(index)].wait();
+        let _ = reap(&mut self.children[usize::from(index)]);
         StateDir::peek(&self.state_dir(index)).remove_api();
         self.children[usize::from(index)] = self.spawn(index, Vec::new())?;
         self.client(index)
@@ -125,7 +161,7 @@ impl Nodes {
     pub fn kill(&mut self, index: u16) -> anyhow::Result<()> {
         let child = &mut self.children[usize::from(index)];
         child.kill().context("cannot kill a node process")?;
-        child.wait().context("cannot wait for a killed node process")?;
+        reap(child).context("cannot wait for a killed node process")?;
         StateDir::peek(&self.state_dir(index)).remove_api();
         Ok(())
     }
@@ -162,7 +198,9 @@ impl Nodes {
         for peer in &self.peers {
             command.arg("--peer").arg(peer);
         }
-        command.spawn().context("cannot start a node process")
+        let child = command.spawn().context("cannot start a node process")?;
+        started().push(child.id());
+        Ok(child)
     }
 
     /// Where a running node listens for others; nothing if it does not answer.
@@ -269,6 +307,7 @@ impl Drop for Nodes {
                 }
                 std::thread::sleep(Duration::from_millis(10));
             }
+            started().retain(|pid| *pid != child.id());
         }
         let _ = std::fs::remove_dir_all(&self.dir);
     }

@@ -26,6 +26,21 @@ pub struct Demo {
     pub json: bool,
 }
 
+/// Tries to remove the nodes' directories while the nodes are still ending.
+const CLEAN_UP_TRIES: u32 = 40;
+
+/// On Ctrl-C or SIGTERM: ends this process, and with it the nodes, whose standard input closes; then their directories go.
+fn clean_up_when_stopped() -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot wait for signals")?;
+    std::thread::Builder::new().name("mesh-signals".to_owned()).spawn(move || {
+        let signal = runtime.block_on(super::join::stop_signal(false));
+        out::perhaps(format!("stopped by {signal}: the nodes end, and their directories are removed"));
+        Nodes::abandon(CLEAN_UP_TRIES);
+        std::process::exit(if signal == "Ctrl-C" { 130 } else { 143 });
+    })?;
+    Ok(())
+}
+
 impl Demo {
     /// Runs the demo.
     ///
@@ -35,6 +50,7 @@ impl Demo {
         if !self.json {
             out::line(format_args!("starting {} node processes on loopback …", self.nodes))?;
         }
+        clean_up_when_stopped()?;
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut nodes = Nodes::start(&Start { program: &program, count: self.nodes, threads: 1, model_dirs: &[] })?;
         let bar = Bar::new(!self.json);

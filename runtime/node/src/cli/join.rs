@@ -170,7 +170,7 @@ fn say(text: &str) {
 }
 
 /// Waits for Ctrl-C, SIGTERM, or the end of standard input.
-async fn stop_signal(stdin: bool) -> &'static str {
+pub(super) async fn stop_signal(stdin: bool) -> &'static str {
     use tokio::signal::unix::{SignalKind, signal};
     let terminate = async {
         match signal(SignalKind::terminate()) {
