@@ -13,16 +13,11 @@ use mesh_runtime::processes::Nodes;
 use serde_json::{Value, json};
 
 mod common;
-use common::{OpenStream, content, endless, eventually, golden, health, node, nodes, program, robot};
+use common::{OpenStream, content, endless, eventually, golden, health, node, nodes, program, robot, signal};
 
 /// Every node's status must equal the live set so long after a change. The budget is 2 s; a busy machine gets more.
 const KNOWN: Duration = Duration::from_secs(6);
 const CHANGES: usize = 10;
-
-fn signal(pid: u32, name: &str) {
-    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().expect("kill runs");
-    assert!(status.success());
-}
 
 fn members(client: &Client) -> Vec<Value> {
     client.get("/mesh/v1/status").expect("a status")["nodes"].as_array().cloned().unwrap_or_default()

@@ -7,7 +7,7 @@ use mesh_runtime::processes::Nodes;
 use serde_json::{Value, json};
 
 mod common;
-use common::{OpenStream, content, endless, eventually, golden, health, node, nodes, robot};
+use common::{OpenStream, content, endless, eventually, golden, health, node, nodes, robot, signal};
 
 /// A dead node must be known, and its answers ended, in this time.
 const DEAD: Duration = Duration::from_secs(5);
@@ -269,11 +269,6 @@ fn a_frozen_node_ends_its_answers_in_time() {
     assert_eq!(content(&answer), golden());
     signal(nodes.pid(last), "CONT");
     eventually("it is a member again", Duration::from_secs(10), || (health(&client, &format!("node-{}", last + 1)) == "up").then_some(()));
-}
-
-fn signal(pid: u32, name: &str) {
-    let status = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().expect("kill runs");
-    assert!(status.success());
 }
 
 #[test]

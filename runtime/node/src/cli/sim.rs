@@ -142,16 +142,16 @@ impl RunOne {
         if let (Some(path), Some(trace)) = (&self.trace, &outcome.trace) {
             std::fs::write(path, trace).with_context(|| format!("cannot write {}", path.display()))?;
         }
+        let page = Page::of(&scenario, &outcome, command(&self.file, self.seed));
         if let Some(path) = &self.report {
-            let page = html(&Page::of(&scenario, &outcome, command(&self.file, self.seed)));
-            std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+            std::fs::write(path, html(&page)).with_context(|| format!("cannot write {}", path.display()))?;
         }
         let mut out = std::io::stdout().lock();
         if self.json {
             writeln!(out, "{}", serde_json::to_string_pretty(&outcome)?)?;
         } else {
             writeln!(out, "{}  seed {:#x}", scenario.title, self.seed)?;
-            for figure in Page::of(&scenario, &outcome, String::new()).figures {
+            for figure in &page.figures {
                 writeln!(out, "  {:<32}{}", figure.name, figure.value)?;
             }
             writeln!(out, "  {:<32}{}", "trace", outcome.trace_hash)?;

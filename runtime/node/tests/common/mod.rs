@@ -100,6 +100,12 @@ pub fn eventually<T>(what: &str, within: Duration, mut look: impl FnMut() -> Opt
     }
 }
 
+/// Sends a signal to a process that a test started.
+pub fn signal(pid: u32, name: &str) {
+    let status = std::process::Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().expect("kill runs");
+    assert!(status.success());
+}
+
 /// What a node says of another one's health; empty if it does not know it.
 pub fn health(client: &Client, name: &str) -> String {
     node(client, name)["health"].as_str().unwrap_or_default().to_owned()
